@@ -1,0 +1,173 @@
+"""
+Speed and memory of whole models, each beside the plain one (nope, which is torch's scaled_dot_product_attention alone).
+
+    python bench.py                            everything below, at nano size
+    python bench.py train --models cable rope  training steps: tok/s, and the ratio to nope
+    python bench.py decode --context 4096      one cached token after a long context: ms, and the ratio to nope
+    python bench.py generate --length 2048     a whole text with and without the cache
+    python bench.py memory --length 16384      peak memory of eval.py on one long window
+
+Ratios come from one run in which the models take turns, so that a noisy machine disturbs all alike; each number
+is the median of --repeats. Writes results/bench.<device>.json.
+"""
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import runs
+from data.text import Task
+
+
+def clock(device, f):
+    """Seconds that f takes, GPU work included."""
+    def sync():
+        return torch.cuda.synchronize() if device.type == "cuda" else None
+    sync()
+    start = time.perf_counter()
+    f()
+    sync()
+    return time.perf_counter() - start
+
+
+def turns(device, steps, repeats, warmup=2):
+    """{name: f} -> {name: median seconds}; every round runs each f once."""
+    seconds = {name: [] for name in steps}
+    for r in range(warmup + repeats):
+        for name, f in steps.items():
+            t = clock(device, f)
+            if r >= warmup:
+                seconds[name].append(t)
+    return {name: statistics.median(ts) for name, ts in seconds.items()}
+
+
+def build(args, **changes):
+    """{name: model} on the device, all with the same shape."""
+    made = {}
+    for name in args.models:
+        torch.manual_seed(0)
+        config = Task.defaults[args.size] | runs.find_model(name)[1] | dict(model=name, vocab_size=args.vocab_size) | changes
+        made[name] = runs.make_model(config).to(args.device)
+    return made
+
+
+def train(args):
+    steps = {}
+    for name, model in build(args).items():
+        B, T = Task.defaults[args.size]["batch_size"], model.config.block_size
+        idx = torch.randint(0, args.vocab_size, (B, T + 1), device=args.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        run = torch.compile(model) if args.device.type == "cuda" else model
+
+        def step(run=run, optimizer=optimizer, x=idx[:, :-1], y=idx[:, 1:]):
+            with args.autocast:
+                loss = run(x, y)[1]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        steps[name] = step
+    seconds = turns(args.device, steps, args.repeats, warmup=3)
+    return {name: dict(tok_s=round(B * T / t), of_nope=seconds["nope"] / t) for name, t in seconds.items()}
+
+
+@torch.no_grad()
+def decode(args):
+    steps, n = {}, args.context
+    for name, model in build(args, block_size=n + 256).items():
+        model.eval()
+        cache, idx = runs.new_cache(model, n + 256), torch.randint(0, args.vocab_size, (1, n), device=args.device)
+        for part in idx.split(runs.piece(model), 1):
+            model(part, cache=cache)
+
+        def step(model=model, cache=cache, x=idx[:, :1]):
+            for _ in range(10):
+                model(x, cache=cache)
+            cache.t = n  # back to where we were
+        steps[name] = step
+    with args.autocast:
+        seconds = turns(args.device, steps, args.repeats)
+    return {name: dict(ms=t * 100, times_nope=t / seconds["nope"]) for name, t in seconds.items()}
+
+
+@torch.no_grad()
+def generate(args):
+    model = build(args, block_size=args.length)["cable"].eval()
+    idx = torch.randint(0, args.vocab_size, (1, args.length), device=args.device)
+
+    def cached():
+        cache = runs.new_cache(model, args.length)
+        for t in range(args.length):
+            model(idx[:, t:t + 1], cache=cache)
+
+    def again():  # the whole text once more for every token, as without a cache
+        for t in range(args.length):
+            model(idx[:, :t + 1])
+    with args.autocast:
+        a, b = clock(args.device, cached), clock(args.device, again)
+    return {"cable": dict(cached_s=a, uncached_s=b, times_faster=b / a)}
+
+
+def memory(args):
+    """Peak resident memory of `eval.py --lengths T`, on a model that was hardly trained."""
+    found = {}
+    with tempfile.TemporaryDirectory() as tmp:
+        for name in args.models:
+            flags = ["--n_label", str(args.length)] if name == "label" else []
+            flags += ["--block_size", str(args.length)] if name == "learned" else []  # has no other way to be this long
+            run = [sys.executable, str(runs.ROOT / "train.py"), "--model", name, "--size", args.size, "--max_iters", "1", "--eval_iters", "1",
+                   "--batch_size", "1", "--no-evaluate", "--out_dir", f"{tmp}/{name}", "--device", str(args.device), *flags]
+            subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+            run = [sys.executable, str(runs.ROOT / "eval.py"), f"{tmp}/{name}", "--lengths", str(args.length),
+                   "--tokens", str(args.length), "--device", str(args.device)]
+            with open(os.devnull, "w") as null:
+                pid = os.posix_spawn(sys.executable, run, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null.fileno(), 1)])
+                _, status, usage = os.wait4(pid, 0)
+            if status:
+                runs.fail(f"eval.py failed for {name}")
+            found[name] = dict(peak_GB=usage.ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6))
+    return found
+
+
+def main():
+    parser = runs.make_parser(__doc__)
+    kinds = dict(train=train, decode=decode, generate=generate, memory=memory)
+    parser.add_argument("kinds", nargs="*", help=f"which: {' '.join(kinds)}; default: all")
+    parser.add_argument("--models", nargs="+", default=list(runs.models()), help="default: every model there is")
+    parser.add_argument("--size", default="nano", help="nano tiny small medium (default: nano)")
+    parser.add_argument("--context", type=int, default=4096, help="decode: tokens in the cache (default: 4096)")
+    parser.add_argument("--length", type=int, default=0, help="generate (default: 2048) and memory (default: 16384): tokens")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
+    parser.add_argument("--out", help="where to write the JSON (default: results/bench.<device>.json)")
+    args = runs.parse(parser)
+    for given, known in ((args.kinds, kinds), (args.models, runs.models()), ([args.size], Task.defaults)):
+        for word in given:
+            if word not in known:
+                runs.fail(f"unknown {word!r}: {runs.nearest(word, known)}")
+    args.models = ["nope", *(m for m in args.models if m != "nope")]  # what the others are measured by
+    args.device = runs.pick_device(args.device)
+    args.autocast, dtype = runs.autocast(args.device, args.dtype)
+    args.vocab_size = 257 if args.size == "nano" else 50304
+    print(f"{args.size} on {args.device}, {dtype}, {torch.get_num_threads()} threads")
+    result = dict(command=" ".join(["python bench.py", *sys.argv[1:]]), environment=runs.environment(), size=args.size, dtype=dtype)
+    length = args.length
+    for kind in args.kinds or kinds:
+        args.length = length or dict(generate=2048, memory=16384).get(kind)
+        result[kind] = kinds[kind](args)
+        print(f"\n{kind}")
+        for name, row in result[kind].items():
+            print(f"  {name:20}" + "".join(f"{k} {v:<12.4g}" for k, v in row.items()), flush=True)
+    out = Path(args.out or runs.ROOT / "results" / f"bench.{args.device.type}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_json(out, result)
+    print(f"\nwrote {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""
+CABLE, Context-aware Biases for Length Extrapolation: every token says how big a step it is, every
+query says how much distance matters to it (papers: CABLE, Eq. 2-7).
+
+    a_t = relu(x_t W_c + b_c)         how big a step token t is, per head        (Eq. 2)
+    S_i = a_0 + ... + a_i             the road walked so far                     (Eq. 3, 4)
+    g_i = softplus(x_i W_s + b_s)     how much query i minds the distance        (Eq. 6)
+    logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j)                             (Eq. 5, 7)
+
+With a = 1 and g = m_h this is ALiBi; without g and with softplus steps it is the Forgetting
+Transformer. What differs from the paper, and why:
+- the paper prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
+- backbone: RMSNorm and no linear biases, where GPT-2 has LayerNorm and biases, the same in every model
+  file here; W_c and W_s do have their biases b_c and b_s
+- g_i S_i is the same for a whole row and falls out of the softmax, so in float32 CABLE is plain
+  attention with one more channel, q' = [q, sqrt(d) g], k' = [k, S]: torch's fast kernel, no T x T matrix.
+  In bfloat16 S is too coarse for that, and the float32 difference S_i - S_j becomes a mask, ROWS at a time.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 256  # query rows taken at a time: memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    weight: bool = True       # g, the query's own weight; without it CABLE_NW
+    step: str = "relu"        # relu (the paper) or softplus (then CABLE_NW is the Forgetting Transformer)
+    log_kernel: bool = False  # K-CABLE: -g log(1 + (S_i - S_j)^2), for shallow models
+    causal: bool = True       # False: both directions, -g |S_i - S_j|, for masked-token models
+
+
+VARIANTS = dict(cable=dict(), cable_nw=dict(weight=False), k_cable=dict(log_kernel=True),
+                cable_nw_softplus=dict(weight=False, step="softplus"))
+
+
+# -----------------------------------------------------------------------------
+# attention
+
+def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
+    """
+    softmax(q k^T / sqrt(d) - g_i (S_i - S_j)) v, CABLE Eq. 7 (Eq. 5 without g).
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    S (B, H, Tk) the inclusive cumulative sum of the steps; g (B, H, Tq) or None for 1. Returns (B, H, Tq, d).
+    S and g are float32 (or float64), whatever the dtype of q.
+    """
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
+    if causal and not log_kernel and Tq == Tk and q.dtype in (torch.float32, torch.float64):
+        # softmax ignores g_i S_i: the bias is one more channel of q . k. Halving S's range keeps digits.
+        S = S - S[:, :, Tk // 2, None].detach()
+        q, k = torch.cat((q, math.sqrt(d) * g[..., None]), -1), torch.cat((k, S[..., None]), -1)
+        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :d]
+    y = []
+    for start in range(Tk - Tq, Tk, ROWS):
+        end = min(start + ROWS, Tk)
+        seen = end if causal else Tk  # these rows see the first `seen` keys
+        here = slice(start - (Tk - Tq), end - (Tk - Tq))
+        b = S[:, :, start:end, None] - S[:, :, None, :seen]                 # (B, H, rows, seen), float32
+        b = torch.log1p(b * b) if log_kernel else b.abs()
+        b = -g[:, :, here, None] * b
+        if causal:
+            i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(seen, device=q.device)
+            b = b.masked_fill(j > i, float("-inf"))
+        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :seen], v[:, :, :seen], attn_mask=b.to(q.dtype)))
+    return torch.cat(y, dim=2)
+
+
+class Cache:
+    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.w_c = nn.Linear(config.n_embd, config.n_head)  # steps: from the whole width, not a head's slice
+        self.w_s = nn.Linear(config.n_embd, config.n_head) if config.weight else None
+        self.step = {"relu": F.relu, "softplus": F.softplus}[config.step]
+        self.log_kernel, self.causal = config.log_kernel, config.causal
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
+        if self.qk_norm:
+            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+        S = self.step(self.w_c(x)).float().transpose(1, 2).cumsum(-1)       # (B, H, T)
+        g = F.softplus(self.w_s(x)).float().transpose(1, 2) if self.w_s else None  # (B, H, T)
+        if cache is not None:
+            if cache.t:  # go on from the last sum, never sum again
+                S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
+            k, v, S = (cache.append(f"{n}{self.layer}", x) for n, x in (("k", k), ("v", v), ("S", S)))
+        y = cable_attention(q, k, v, S, g, self.log_kernel, self.causal)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:
+            x = self.ln_1(x + self.attn(x, *args))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if config.step not in ("relu", "softplus"):
+            raise ValueError(f"step={config.step!r} is not one of relu, softplus")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        self.apply(self._init_weights)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        B, T = idx.shape
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss

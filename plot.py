@@ -1,0 +1,129 @@
+"""
+Draw what a run left behind.
+
+    python plot.py lengths out/cable-stdlib-nano/eval.json    perplexity by length, loss by position (from eval.py)
+    python plot.py curves out/cable-stdlib-nano out/rope-*    learning curves (from log.jsonl)
+
+The first model named is drawn boldest. Runs of one model that differ only in the seed become one line, mean and range.
+"""
+import json
+from pathlib import Path
+
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+
+import runs  # noqa: E402
+
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+                     "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
+
+
+def read(path, parse):
+    try:
+        return parse(Path(path).read_text())
+    except OSError as e:
+        runs.fail(f"could not read {path}: {e.strerror}")
+    except (ValueError, KeyError, UnicodeDecodeError):
+        runs.fail(f"{path} is not a file that eval.py or train.py wrote")
+
+
+def style(n):
+    """n line styles that can be told apart, the first bold and black."""
+    colors = [plt.cm.tab10(i) for i in range(10)]
+    return [dict(color="black", lw=2.6, zorder=5)] + [
+        dict(color=colors[i % 10], lw=1.4, ls=("-", "--", ":")[i // 10 % 3]) for i in range(n - 1)]
+
+
+def grouped(rows):
+    """{label: rows}: seeds of one model together, under its name; runs that differ otherwise under their folder's."""
+    def same(a, b):
+        free = ("seed", "out_dir")
+        return {k: v for k, v in a["config"].items() if k not in free} == {k: v for k, v in b["config"].items() if k not in free}
+    groups = {}
+    for r in rows:
+        first = next((x for x in rows if x["model"] == r["model"]), r)
+        groups.setdefault(r["model"] if same(first, r) else r["name"], []).append(r)
+    return groups
+
+
+def band(ax, x, ys, label, **kw):
+    ys = np.asarray(ys)
+    ax.plot(x, ys.mean(0), label=label, **kw)
+    if len(ys) > 1:
+        ax.fill_between(x, ys.min(0), ys.max(0), color=kw["color"], alpha=0.15, lw=0)
+
+
+def lengths(path, out):
+    """eval.py's JSON -> perplexity by length (left) and loss by position in the longest window (right)."""
+    data = read(path, json.loads)
+    if "runs" not in data:
+        runs.fail(f"{path} is not a file that eval.py wrote")
+    groups = grouped([r for r in data["runs"] if r["perplexity"]])
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.1))
+    for (label, rows), kw in zip(groups.items(), style(len(groups))):
+        xs = [int(T) for T in rows[0]["perplexity"]]
+        marker = dict(marker="o", ms=4 if len(xs) > 1 else 7)
+        band(left, xs, [list(r["perplexity"].values()) for r in rows], label, **marker, **kw)
+        bins = rows[0]["by_position"]
+        band(right, [(a + b) / 2 + 1 for a, b, _ in bins], [[y for *_, y in r["by_position"]] for r in rows], label, **kw)
+    block_sizes = {r["block_size"] for r in data["runs"]}
+    for ax in (left, right):
+        ax.set_xscale("log", base=2)
+        for T in block_sizes:
+            ax.axvline(T, color="gray", lw=1, ls=":", zorder=0)
+    left.annotate("training length", (max(block_sizes), 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
+                  textcoords="offset points", color="gray", fontsize=8, va="top", rotation=90)
+    left.set_yscale("log")
+    low, high = left.get_ylim()
+    steps = (1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+    ticks = [m * 10**k for k in range(-1, 9) for m in steps if low <= m * 10**k <= high]
+    left.set_yticks(ticks, [f"{y:,g}" for y in ticks])
+    left.set_xticks(data["lengths"], [f"{T:,}" for T in data["lengths"]])
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_minor_locator(plt.NullLocator())
+    left.set(xlabel="window length (tokens)", ylabel="perplexity", title=f"{data['tokens']:,} tokens, the same at every length")
+    right.set(xlabel="position in the window", ylabel="loss (nats)", title=f"inside a window of {max(data['lengths']):,} tokens")
+    right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    finish(fig, out or Path(path).with_suffix(".png"))
+
+
+def curves(folders, out):
+    """log.jsonl of every run -> training and validation loss by step."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for folder, kw in zip(folders, style(len(folders))):
+        log = read(Path(folder) / "log.jsonl", lambda text: [json.loads(line) for line in text.splitlines()])
+        for ax, key in ((left, "loss"), (right, "val_loss")):
+            points = [(r["iter"], r[key]) for r in log if key in r]
+            if points:
+                ax.plot(*zip(*points), label=Path(folder).resolve().name, marker="o" if len(points) < 20 else "", ms=4, **kw)
+    left.set(xlabel="iter", ylabel="loss (nats)", title="training")
+    right.set(xlabel="iter", title="validation")
+    right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    finish(fig, out or Path(folders[0]) / "curves.png")
+
+
+def finish(fig, out):
+    fig.savefig(out, bbox_inches="tight")
+    print(f"drew {out}")
+
+
+def main():
+    parser = runs.make_parser(__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    p = kinds.add_parser("lengths", help="perplexity by length and loss by position")
+    p.add_argument("json", help="written by eval.py")
+    p = kinds.add_parser("curves", help="learning curves")
+    p.add_argument("folders", nargs="+", help="run folders")
+    for p in kinds.choices.values():
+        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
+    args = runs.parse(parser)
+    lengths(args.json, args.out) if args.kind == "lengths" else curves(args.folders, args.out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as e:
+        runs.fail(e)

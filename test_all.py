@@ -1,0 +1,553 @@
+"""
+Every claim this repository makes, as a test: formulas against naive loops in float64, causality, caches, resuming,
+the commands themselves, and what they say to bad input.    Run with: pytest
+"""
+import ast
+import contextlib
+import http.server
+import inspect
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import bench
+import data.text
+import eval as evaluation
+import model_baseline
+import model_cable
+import plot
+import reproduce
+import runs
+import sample
+import train
+from model_baseline import attention
+from model_cable import cable_attention
+
+torch.set_num_threads(2)
+ROOT = Path(__file__).resolve().parent
+MODEL_FILES = sorted(ROOT.glob("model_*.py"))
+MODELS = sorted(runs.models())
+TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
+TINY_FLAGS = "--n_layer 2 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --eval_iters 2 --log_interval 1 --device cpu".split()
+
+
+def make(name, **changes):
+    """A small random model; the encodings that start at zero are moved, so that a test of them can fail."""
+    torch.manual_seed(0)
+    model = runs.make_model(runs.find_model(name)[1] | TINY | dict(model=name, n_label=200) | changes).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def random_qkv(B=2, H=3, Tq=37, Tk=37, d=5, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, H, T, d, generator=g, dtype=dtype) for T in (Tq, Tk, Tk)]
+
+
+def naive(q, k, v, bias, causal=True):
+    """softmax(q k / sqrt(d) + bias(b, h, i, j)) v, one query and one key at a time, in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    B, H, Tq, d = q.shape
+    Tk, out = k.size(2), torch.zeros(B, H, Tq, v.size(3), dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
+            for r in range(Tq):
+                i = Tk - Tq + r
+                keys = range(i + 1) if causal else range(Tk)
+                logits = torch.stack([q[b, h, r] @ k[b, h, j] / math.sqrt(d) + bias(b, h, i, j) for j in keys])
+                out[b, h, r] = sum(w * v[b, h, j] for w, j in zip(logits.softmax(0), keys))
+    return out
+
+
+def close(a, b, tol):
+    diff = (a.double() - b.double()).abs().max().item()
+    assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}"
+
+
+# -----------------------------------------------------------------------------
+# CABLE against its equations
+
+def steps_and_weights(H=3, Tk=37, Tq=37, B=2, seed=1, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    a = F.relu(torch.randn(B, H, Tk, generator=g, dtype=torch.float64)) * scale
+    return a.cumsum(-1), F.softplus(torch.randn(B, H, Tq, generator=g, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("Tq", [1, 6, 37])
+@pytest.mark.parametrize("weight", [True, False])
+@pytest.mark.parametrize("log_kernel", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_cable_attention_is_equation_7(Tq, weight, log_kernel, causal):
+    q, k, v = random_qkv(Tq=Tq)
+    S, g = steps_and_weights(Tq=Tq)
+    g = g if weight else None
+
+    def bias(b, h, i, j):
+        distance = (S[b, h, i] - S[b, h, j]).abs()
+        distance = torch.log(1 + distance**2) if log_kernel else distance
+        return -distance * (g[b, h, i - (37 - Tq)] if weight else 1)
+    want = naive(q, k, v, bias, causal)
+    close(cable_attention(q, k, v, S, g, log_kernel, causal), want, 1e-12)
+    short = [x.float() for x in (q, k, v, S)]
+    close(cable_attention(*short, None if g is None else g.float(), log_kernel, causal), want, 2e-5)
+
+
+@pytest.mark.parametrize("kind", [dict(), dict(log_kernel=True), dict(causal=False)])
+def test_cable_blocks_of_rows_equal_one_block(kind, monkeypatch):
+    for Tq in (37, 20):
+        q, k, v = random_qkv(Tq=Tq)
+        S, g = steps_and_weights(Tq=Tq)
+        want = cable_attention(q, k, v, S, g, **kind)
+        for rows in (1, 7, 36):
+            monkeypatch.setattr(model_cable, "ROWS", rows)
+            close(cable_attention(q, k, v, S, g, **kind), want, 1e-12)
+        monkeypatch.undo()
+
+
+def test_cable_with_equal_steps_is_alibi():
+    q, k, v = random_qkv()
+    alibi = model_baseline.ALiBi(model_baseline.GPTConfig(n_head=3)).double()
+    S, g = torch.arange(1, 38, dtype=torch.float64).expand(2, 3, 37), alibi.m[None, :, None].expand(2, 3, 37)
+    close(cable_attention(q, k, v, S, g), attention(q, k, v, alibi.bias), 1e-12)
+
+
+def test_cable_nw_with_softplus_steps_is_the_forgetting_transformer():
+    q, k, v = random_qkv()
+    z = torch.randn(2, 3, 37, dtype=torch.float64)
+    f = torch.sigmoid(-z)  # the forget gate, with the gate's sign flipped
+    want = naive(q, k, v, lambda b, h, i, j: f[b, h, j + 1:i + 1].prod().log())
+    close(cable_attention(q, k, v, F.softplus(z).cumsum(-1)), want, 1e-12)
+
+
+def test_cable_in_bfloat16_keeps_the_float32_difference():
+    """S ~ 800 at the end: bfloat16 is 4 apart there. Only the float32 difference S_i - S_j gives the right attention."""
+    q, k, v = random_qkv(B=1, H=2, Tq=4096, Tk=4096, d=16, dtype=torch.float32)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    S, g = steps_and_weights(B=1, H=2, Tk=4096, Tq=4096, scale=0.5)
+    rows = slice(4000, 4096)
+    logits = q[:, :, rows].double() @ k.double().transpose(-1, -2) / 4 - g[:, :, rows, None] * (S[:, :, rows, None] - S[:, :, None])
+    logits = logits.masked_fill(torch.arange(4096) > torch.arange(4000, 4096)[:, None], float("-inf"))
+    want = logits.softmax(-1) @ v.double()
+    got = cable_attention(q, k, v, S.float(), g.float())[:, :, rows]
+    assert got.dtype == torch.bfloat16
+    close(got, want, 0.03)
+    rounded = cable_attention(q, k, v, S.bfloat16().float(), g.float())[:, :, rows]
+    assert (rounded.double() - want).abs().max() > 0.3  # so the bound above means something
+
+
+@pytest.mark.parametrize("kind", [dict(), dict(log_kernel=True), dict(causal=False)])
+@pytest.mark.parametrize("Tq", [5, 3])
+def test_cable_gradients(kind, Tq):
+    q, k, v = random_qkv(B=1, H=2, Tq=Tq, Tk=5, d=3)
+    S, g = steps_and_weights(B=1, H=2, Tk=5, Tq=Tq)
+    inputs = [x.requires_grad_() for x in (q, k, v, S + 0.1 * torch.arange(5), g)]  # apart: |S_i - S_j| has a corner at 0
+    assert torch.autograd.gradcheck(lambda *x: cable_attention(*x, **kind), inputs)
+
+
+def test_cable_steps_come_from_the_whole_width_and_are_summed_in_float32():
+    model = make("cable")
+    attn = model.h[0].attn
+    x = torch.randn(2, 9, 32)
+    seen = {}
+
+    def spy(q, k, v, S, g, *rest):
+        seen.update(S=S, g=g)
+        return v
+    original, model_cable.cable_attention = model_cable.cable_attention, spy
+    try:
+        attn(x, None)
+    finally:
+        model_cable.cable_attention = original
+    a = torch.relu(x @ attn.w_c.weight.T + attn.w_c.bias)
+    close(seen["S"], a.transpose(1, 2).cumsum(-1), 1e-6)
+    close(seen["g"], F.softplus(x @ attn.w_s.weight.T + attn.w_s.bias).transpose(1, 2), 1e-6)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model_cable.cable_attention = spy
+        try:
+            attn(x, None)
+        finally:
+            model_cable.cable_attention = original
+    assert seen["S"].dtype == seen["g"].dtype == torch.float32
+
+
+def test_cable_starts_with_g_near_ln_2():
+    torch.manual_seed(0)
+    attn = model_cable.GPT(model_cable.GPTConfig()).h[0].attn
+    assert torch.equal(attn.w_s.bias, torch.zeros(4)) and torch.equal(attn.w_c.bias, torch.zeros(4))
+    assert 0.015 < attn.w_c.weight.std() < 0.025
+
+
+def test_cable_both_directions_sees_the_future():
+    model = make("cable", causal=False)
+    idx = torch.randint(0, 61, (1, 20))
+    other = idx.clone()
+    other[0, -1] += 1
+    assert (model(idx)[0][0, 0] - model(other % 61)[0][0, 0]).abs().max() > 1e-4
+
+
+# -----------------------------------------------------------------------------
+# the classics against their formulas
+
+def encoding(name, **changes):
+    torch.manual_seed(0)
+    config = model_baseline.GPTConfig(**(TINY | dict(n_head=3, n_embd=18, n_label=100) | model_baseline.VARIANTS[name] | changes))
+    pe = model_baseline.ENCODINGS[config.pe](config)
+    with torch.no_grad():
+        for p in pe.parameters():
+            p.add_(torch.randn_like(p))
+    return pe.double()
+
+
+def formula(name, pe, q):
+    """The spec's bias, one entry at a time, written independently of the classes."""
+    relu = torch.nn.functional.relu
+    if name == "alibi":
+        m = [2 ** (-8 * h / 2) for h in (1, 2)] + [2 ** (-8 * 1 / 4)]  # 3 heads: 2's slopes, and the first of 4's
+        return lambda b, h, i, j: -m[h] * (i - j)
+    if name == "t5":
+        return lambda b, h, i, j: pe.r[h, min(i - j, 23)]
+    if name == "kerple":
+        return lambda b, h, i, j: -max(pe.p[h].item(), 0.01) * math.log(1 + max(pe.a[h].item(), 0.01) * (i - j))
+    if name == "fire":
+        def bias(b, h, i, j):
+            c, L = abs(pe.c.item()), abs(pe.m.item()) * 512
+            x = math.log(c * (i - j) + 1) / (math.log(c * max(i, L) + 1) + 1e-6)
+            hidden = relu(pe.mlp[0].weight[:, 0] * x + pe.mlp[0].bias)
+            return pe.mlp[2].weight[h] @ hidden + pe.mlp[2].bias[h]
+        return bias
+    if name in ("relative", "relative_capped"):
+        def bias(b, h, i, j):
+            if i - j >= 24 and name == "relative":
+                return 0.0
+            return q[b, h, i - 37 + q.size(2)] @ pe.e[:, min(i - j, 23)]
+        return bias
+    return lambda b, h, i, j: 0.0
+
+
+@pytest.mark.parametrize("Tq", [1, 6, 37])
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5", "kerple", "fire", "relative", "relative_capped"])
+def test_biases_are_their_formulas(name, Tq, monkeypatch):
+    q, k, v = random_qkv(Tq=Tq, d=6)
+    pe = encoding(name)
+    want = naive(q, k, v, formula(name, pe, q))
+    for rows in (256, 7):
+        monkeypatch.setattr(model_baseline, "ROWS", rows)
+        close(attention(q, k, v, pe.bias), want, 1e-6 if name == "fire" else 1e-12)
+
+
+def test_rope_logits_depend_on_the_distance_alone_and_start_as_q_k():
+    pe = encoding("rope", n_embd=24)
+    q, k, _ = random_qkv(B=1, H=1, Tq=1, Tk=1, d=8)
+
+    def logit(i, j):
+        a, _ = pe.rotate(q, k, torch.tensor([i]))
+        _, b = pe.rotate(q, k, torch.tensor([j]))
+        return (a * b).sum()
+    close(logit(7, 7), (q * k).sum(), 1e-5)
+    close(logit(107, 100), logit(7, 0), 1e-4)
+    want = sum((complex(q[0, 0, 0, c], q[0, 0, 0, c + 4]) * complex(k[0, 0, 0, c], -k[0, 0, 0, c + 4])
+                * np.exp(1j * 5 * 10000 ** (-c / 4))).real for c in range(4))  # as complex numbers, base 1e4
+    close(logit(5, 0), torch.tensor(want), 1e-5)
+
+
+def test_sinusoidal_and_learned_and_label_embeddings():
+    x = torch.zeros(1, 30, 18)
+    y = encoding("sinusoidal").embed(x, torch.arange(30), None)[0]
+    for t, c in ((0, 0), (7, 3), (29, 8)):
+        close(y[t, 2 * c], torch.tensor(math.sin(t / 10000 ** (2 * c / 18))), 1e-6)
+        close(y[t, 2 * c + 1], torch.tensor(math.cos(t / 10000 ** (2 * c / 18))), 1e-6)
+    learned = encoding("learned")
+    close(learned.embed(x[:, :24], torch.arange(24), None)[0], learned.wpe.weight, 0)
+    with pytest.raises(ValueError, match="learned positions end at block_size=24"):
+        learned.embed(x, torch.arange(30), None)
+    label = encoding("label")
+    rows = [int((label.wpe.weight == row).all(1).nonzero()[0]) for row in label.embed(x, torch.arange(30), None)[0]]
+    assert rows == sorted(set(rows)) and len(rows) == 30
+    again = label.embed(x, torch.arange(30), None)[0]
+    assert not torch.equal(again, label.wpe.weight[rows])  # drawn anew, at test time too
+    with pytest.raises(ValueError, match="do not fit in n_label=100"):
+        label.embed(torch.zeros(1, 101, 18), torch.arange(101), None)
+
+
+def test_baseline_gradients():
+    for name in ("t5", "kerple", "fire", "relative"):
+        q, k, v = random_qkv(B=1, H=3, Tq=3, Tk=5, d=6)
+        pe = encoding(name)
+        assert torch.autograd.gradcheck(lambda *x, pe=pe: attention(*x, pe.bias), [x.requires_grad_() for x in (q, k, v)])
+        attention(q, k, v, pe.bias).square().sum().backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in pe.parameters()), name
+
+
+# -----------------------------------------------------------------------------
+# every model
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("name", MODELS)
+def test_causality(name, norm):
+    model, T = make(name, norm=norm, qk_norm=norm == "post"), 24
+    idx = torch.randint(0, 61, (2, T))
+    with torch.no_grad():
+        torch.manual_seed(5)
+        before = model(idx)[0]
+        for t in (1, 12, T - 1):
+            other = idx.clone()
+            other[:, t] = (other[:, t] + 1) % 61
+            torch.manual_seed(5)
+            after = model(other)[0]
+            close(after[:, :t], before[:, :t], 1e-5)
+            assert (after[:, t] - before[:, t]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cached_decoding_equals_the_full_forward(name):
+    """Past the training length (24), in pieces of every kind: a prompt, single tokens, several at once."""
+    model, T = make(name), 24 if name == "learned" else 90
+    idx = torch.randint(0, 61, (2, T))
+    cuts = [0, 5, 6, 7, 19, 20, T] if T == 24 else [0, 5, 6, 7, 40, 41, 70, T]
+    with torch.no_grad():
+        torch.manual_seed(7)
+        full = model(idx)[0]
+        torch.manual_seed(7)
+        cache = runs.new_cache(model, T if name == "label" else 8)  # 8: the buffers have to grow
+        pieces = torch.cat([model(idx[:, a:b], cache=cache)[0] for a, b in zip(cuts, cuts[1:])], 1)
+        assert cache.t == T
+        close(pieces, full, 1e-3 * full.abs().max().item())
+        torch.manual_seed(7)
+        fast = torch.cat(list(sample.generate(model, idx[:1, :6], T - 6, temperature=0)), 1)
+        if name != "label":  # without a cache every forward draws its labels anew
+            slow = torch.cat(list(sample.generate(model, idx[:1, :6], T - 6, temperature=0, cached=False)), 1)
+            assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sequence_of_one_token_and_the_loss(name):
+    model = make(name)
+    idx = torch.randint(0, 61, (3, 1))
+    logits, loss = model(idx)
+    assert logits.shape == (3, 1, 61) and loss is None
+    idx = torch.randint(0, 61, (2, 11))
+    targets = torch.randint(0, 61, (2, 11))
+    targets[0, :7] = -1
+    torch.manual_seed(1)
+    logits, loss = model(idx, targets)
+    kept = targets != -1
+    close(loss, F.cross_entropy(logits[kept], targets[kept]), 1e-5)
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", [m for m in MODELS if m != "label"])  # label draws anew in every forward
+def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
+    """eval.py's windows: batches of short ones, cached pieces of long ones, a shorter last one."""
+    model, cpu, context = make(name), torch.device("cpu"), contextlib.nullcontext()
+    stream = np.random.default_rng(0).integers(0, 61, 101).astype(np.uint16)
+    ids = torch.from_numpy(stream.astype(np.int64))
+    for T in (10, 24) if name == "learned" else (10, 24, 64):
+        with torch.no_grad():
+            want = torch.cat([F.cross_entropy(model(ids[None, a:min(a + T, 100)])[0][0], ids[a + 1:min(a + T, 100) + 1],
+                                              reduction="none") for a in range(0, 100, T)])
+        close(torch.from_numpy(evaluation.token_losses(model, stream, T, cpu, context)), want, 1e-4)
+        monkeypatch.setattr(runs, "piece", lambda model: 16)
+        close(torch.from_numpy(evaluation.token_losses(model, stream, T, cpu, context)), want, 1e-4)
+        monkeypatch.undo()
+
+
+def test_every_length_scores_the_same_tokens():
+    seen = []
+
+    class Spy(torch.nn.Module):
+        config = model_baseline.GPTConfig(vocab_size=50)
+
+        def forward(self, x, cache=None):
+            seen.append(x.clone())
+            return torch.zeros(*x.shape, 50), None
+    stream = np.arange(41, dtype=np.uint16)
+    for T in (1, 7, 8, 40):
+        seen.clear()
+        losses = evaluation.token_losses(Spy(), stream, T, torch.device("cpu"), contextlib.nullcontext())
+        assert sorted(int(t) for x in seen for t in x.flatten()) == list(range(40)) and losses.shape == (40,)
+
+
+def test_loss_by_position_bins_cover_the_window_once():
+    losses = np.arange(4100) % 2048 * 1.0
+    bins = evaluation.by_position(losses, 2048)
+    assert bins[0][0] == 0 and bins[-1][1] == 2047 and all(b[0] == a[1] + 1 for a, b in zip(bins, bins[1:]))
+    assert all(loss == pytest.approx((a + b) / 2) for a, b, loss in bins)
+    assert evaluation.by_position(np.ones(10), 5) == [[0, 4, 1.0]]
+
+
+def parts(path):
+    """{name: source without comments} of a file's top-level classes and functions, methods as Class.method."""
+    found, text = {}, path.read_text()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = ast.unparse(node)
+            found |= {f"{node.name}.{m.name}": ast.unparse(m) for m in node.body if isinstance(m, ast.FunctionDef)}
+    return found
+
+
+def test_the_shared_parts_of_the_model_files_are_the_same():
+    """Copies are deliberate here; copies that differ would be a second, hidden variable in every table."""
+    shared = ["Cache", "MLP", "Block", "GPT._init_weights"]
+    reference = parts(ROOT / "model_baseline.py")
+    head = inspect.getsource(model_baseline.GPTConfig).split("    pe:")[0]
+    for path in MODEL_FILES:
+        if path.stem == "model_baseline":
+            continue
+        theirs = parts(path)
+        for name in shared:
+            assert theirs[name] == reference[name], f"{path.name}: {name} has drifted from model_baseline.py"
+        assert head in path.read_text(), f"{path.name}: the first fields of GPTConfig have drifted"
+        # GPT.forward and GPT.__init__ differ only by lines that one of the two adds: the method's own
+        for method in ("GPT.__init__", "GPT.forward"):
+            for line in ("self.lm_head.weight = self.wte.weight", "nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))") \
+                    if method == "GPT.__init__" else ("logits = self.lm_head(self.ln_f(x))", "cache.t += T", "return (logits, loss)"):
+                assert line in theirs[method] and line in reference[method], f"{path.name}: {method} lacks {line!r}"
+
+
+def test_model_files_stand_alone_and_stay_short():
+    for path in MODEL_FILES:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 350, f"{path.name} has {len(lines)} lines"
+        ours = {p.stem for p in ROOT.glob("*.py")} | {"data"}
+        imported = {alias.name.split(".")[0] for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Import)
+                    for alias in node.names} | {node.module.split(".")[0] for node in ast.walk(ast.parse("\n".join(lines)))
+                                                if isinstance(node, ast.ImportFrom)}
+        assert not imported & ours, f"{path.name} imports {imported & ours}"
+
+
+def test_backbone_initialisation():
+    torch.manual_seed(0)
+    model = model_cable.GPT(model_cable.GPTConfig())
+    assert model.lm_head.weight is model.wte.weight
+    assert model.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(8), rel=0.05)
+    assert model.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert sum(p.numel() for p in model.parameters()) == 824608  # "about 0.8M"
+
+
+def test_scripts_do_not_import_each_other():
+    scripts = {"train", "sample", "eval", "plot", "bench", "reproduce"}
+    for name in scripts | {"runs"}:
+        tree = ast.parse((ROOT / f"{name}.py").read_text())
+        imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        imported |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not imported & scripts, f"{name}.py imports {imported & scripts}"
+
+
+# -----------------------------------------------------------------------------
+# the commands, in a copy of the repository, on a small corpus
+
+@pytest.fixture(scope="session")
+def repo(tmp_path_factory):
+    copy = tmp_path_factory.mktemp("repo")
+    for pattern in ("*.py", "data/*.py"):
+        for path in ROOT.glob(pattern):
+            (copy / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy(path, copy / path.relative_to(ROOT))
+    rng = np.random.default_rng(0)
+    (copy / "notes").mkdir()
+    for i in range(12):
+        (copy / "notes" / f"{i}.txt").write_text(" ".join(rng.choice(["alpha", "beta", "gamma", "δέλτα"], 400)))
+    return copy
+
+
+def command(repo, *words, code=0, **kwargs):
+    """Run a script; its exit code must be `code`. No traceback ever. -> stdout, stderr"""
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=repo, capture_output=True, text=True, timeout=120, **kwargs)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout, done.stderr
+
+
+def losses(folder):
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {r["iter"]: r["loss"] for r in log if "loss" in r}, {r["iter"]: r["val_loss"] for r in log if "val_loss" in r}
+
+
+def test_train_eval_plot_and_sample_from_one_command(repo):
+    out, err = command(repo, "train.py", "--model=cable", "--data", "notes", "--max_iters", 6, "--eval_interval", 3, *TINY_FLAGS)
+    run = repo / "out" / "cable-notes-nano"
+    assert {p.name for p in run.iterdir()} == {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
+    assert "iter 6/6 | loss" in out and "tok/s | eta" in out and "val loss" in out
+    assert f"python train.py --resume {Path('out') / 'cable-notes-nano'}" not in out
+    result = json.loads((run / "eval.json").read_text())
+    assert list(result["runs"][0]["perplexity"]) == ["16", "32", "64", "128", "256"] and result["data"]["corpus"] == "notes"
+    assert all(1 < p < 400 for p in result["runs"][0]["perplexity"].values())
+    assert (run / "eval.png").read_bytes()[:4] == b"\x89PNG"
+    assert "32 tokens, up to position 33 (2.1 x the training length)" in err
+    # a second run does not touch the first
+    command(repo, "train.py", "--model", "rope", "--data", "notes", "--max_iters", 2, "--no-evaluate", "--lr_decay", "linear", *TINY_FLAGS)
+    before = (run / "ckpt.pt").read_bytes()
+    command(repo, "train.py", "--model", "cable", "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS)
+    assert (repo / "out" / "cable-notes-nano-2" / "ckpt.pt").exists() and (run / "ckpt.pt").read_bytes() == before
+    # many checkpoints, one figure; learned positions show a dash where they end
+    command(repo, "train.py", "--model", "learned", "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS)
+    out, _ = command(repo, "eval.py", *sorted((repo / "out").glob("*-notes-nano")), "--lengths", 8, 40, "--out", repo / "three")
+    assert "learned positions end at block_size=16" in out and (repo / "three.png").exists()
+    three = json.loads((repo / "three.json").read_text())
+    assert [list(r["perplexity"]) for r in three["runs"]] == [["8", "40"], ["8"], ["8", "40"]]
+    command(repo, "plot.py", "curves", *sorted((repo / "out").glob("*-notes-nano")), "--out", repo / "curves.png")
+    assert (repo / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    # sampling: several, from the newest, the same seed twice, a prompt of any bytes from a file, longer than the context
+    out, err = command(repo, "sample.py", run, "--prompt", "alpha ", "--num_samples", 2, "--max_new_tokens", 40, "--top_k", 5)
+    again, _ = command(repo, "sample.py", run, "--prompt", "alpha ", "--num_samples", 2, "--max_new_tokens", 40, "--top_k", 5)
+    assert out == again and out.count("alpha ") >= 2 and "tok/s" in err
+    (repo / "prompt.bin").write_bytes(bytes(range(256)) * 2)
+    _, err = command(repo, "sample.py", run, "--prompt_file", "prompt.bin", "--max_new_tokens", 3, "--temperature", 0)
+    assert "prompt of 512 tokens" in err and "up to position 515" in err
+    os.utime(run / "ckpt.pt")
+    assert "cable-notes-nano/ckpt.pt" in command(repo, "sample.py", "--max_new_tokens", 1)[1]
+
+
+@pytest.mark.parametrize("name", ["cable", "label"])
+def test_a_resumed_run_equals_an_uninterrupted_one(repo, name):
+    """Interrupted by Ctrl-C in the middle, and gone on with: the same losses, to the last digit, dropout and label draws included."""
+    flags = ["--model", name, "--data", "notes", "--max_iters", 60, "--eval_interval", 20, "--no-evaluate", "--dropout", 0.1,
+             "--gradient_accumulation_steps", 2, *TINY_FLAGS]
+    command(repo, "train.py", *flags, "--out_dir", f"out/whole-{name}")
+    out = repo / "out" / f"broken-{name}"
+    process = subprocess.Popen([sys.executable, "train.py", *map(str, flags), "--out_dir", str(out)], cwd=repo, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for line in process.stdout:
+        if line.startswith("iter 7/"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err and "go on with: python train.py --resume" in rest
+    stopped = torch.load(out / "ckpt.pt", weights_only=True)["iter"]
+    assert 7 <= stopped < 60
+    with open(out / "log.jsonl", "a") as f:  # a kill leaves lines that the checkpoint does not know
+        f.write(json.dumps(dict(iter=stopped + 1, loss=99.0)) + "\n")
+    command(repo, "train.py", "--resume", out, "--no-evaluate")
+    assert losses(out) == losses(repo / "out" / f"whole-{name}")
+    a, b = (torch.load(repo / "out" / f"{x}-{name}" / "ckpt.pt", weights_only=True) for x in ("whole", "broken"))
+    assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"]) and a["best_val_loss"] == b["best_val_loss"]
+    # once more on the finished run: nothing to do, nothing lost; and further, when asked
+    command(repo, "train.py", "--resume", out, "--no-evaluate")
+    command(repo, "train.py", "--resume", out, "--no-evaluate", "--max_iters", 63)
+    assert max(losses(out)[0]) == 63
+
+
+def test_two_processes_equal_one(repo):
+    flags = ["--model", "cable", "--data", "notes", "--max_iters", "8", "--eval_interval", "4", "--no-evaluate", *TINY_FLAGS]
+    command(repo, "train.py", *flags, "--out_dir", "out/one")
+    command(repo, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "train.py", *flags, "--out_dir", "out/two",
+            env=os.environ | {"OMP_NUM_THREADS": "1"})
+    (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
+    assert a.keys() == b.keys() and all(a[i] == pytest.approx(b[i], abs=1e-4) for i in a)
+    assert va.keys() == vb.keys() == {4, 8} and all(va[i] == pytest.approx(vb[i], abs=1e-4) for i in va)

@@ -1,0 +1,302 @@
+"""
+Train any model on any task.
+
+    python train.py --model cable                          the default: 4 minutes on two CPU cores
+    python train.py --model rope --data my_notes/          a rival, on your own text
+    python train.py --model cable --help                   every flag, this model's own included
+    python train.py --resume out/cable-stdlib-nano         go on after Ctrl-C, a kill or a power cut
+    torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
+
+Step t draws its data and its dropout from (seed, t) alone, and batch_size counts the sequences of all processes
+together: a resumed run, or the same run on more GPUs, sees the same numbers.
+Ctrl-C saves and exits with 130.
+"""
+import json
+import math
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import runs
+
+
+@dataclass
+class TrainConfig:
+    model: str = "cable"          # a name from any model_*.py: cable cable_nw k_cable rope alibi nope ...
+    size: str = "nano"            # preset of model and training sizes; the task has them
+    out_dir: str = ""             # where checkpoints and log.jsonl go; default out/<model>-<data>-<size>
+    batch_size: int = 16          # sequences per micro-step, all processes together
+    gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
+    max_iters: int = 1000         # optimizer steps
+    learning_rate: float = 1e-3   # peak
+    min_lr: float = 1e-4          # at the end of the decay
+    warmup_iters: int = 100       # linear warmup from 0
+    lr_decay: str = "cosine"      # cosine, linear or none
+    lr_decay_iters: int = 0       # steps until min_lr is reached; 0 is max_iters
+    weight_decay: float = 0.1     # on tensors with two or more dimensions
+    beta1: float = 0.9            # AdamW
+    beta2: float = 0.95           # AdamW
+    grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
+    eval_interval: int = 250      # steps between validations, each followed by a checkpoint
+    eval_iters: int = 20          # batches per validation
+    log_interval: int = 10        # steps between log lines
+    seed: int = 1337              # of weights, data and dropout
+    device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
+    dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
+    compile: str = "auto"         # torch.compile: auto (on with cuda), on, off
+    evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
+
+    def __post_init__(self):
+        for name in ("batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval", "eval_iters", "log_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1")
+        for name, known in (("lr_decay", ("cosine", "linear", "none")), ("compile", ("auto", "on", "off"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")
+
+
+# what a resumed run may change: where and how it runs and reports, and how far it goes, never what it computes
+MAY_CHANGE = {"out_dir", "device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
+
+
+def resolve(argv):
+    """
+    Flags -> (config, checkpoint or None, folder). config is one flat dict:
+    flag > what the model's name means > the task's defaults > the dataclass; in a resumed run, what it began with.
+    """
+    parser = runs.make_parser(__doc__)
+    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    early = runs.make_parser(None)
+    for flag in ("resume", "model", "data", "size"):
+        early.add_argument(f"--{flag}")
+    early = {k: v for k, v in vars(early.parse_known_args([a for a in argv if a not in ("-h", "--help")])[0]).items() if v}
+    checkpoint = None
+    if "resume" in early:
+        path = runs.find_checkpoint(early["resume"])
+        checkpoint = runs.load_checkpoint(path)
+        early = checkpoint["config"] | {k: v for k, v in early.items() if k not in checkpoint["config"]}
+    module, variant = runs.find_model(early.get("model", TrainConfig.model))
+    task = runs.task_class(early.get("data", "stdlib"))
+    size = early.get("size", next(iter(task.defaults)))
+    if size not in task.defaults:
+        runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
+    config = {"size": size} | task.defaults[size] | variant
+    groups = {"training": TrainConfig, f"model ({module.__name__}.py)": module.GPTConfig, f"data ({task.__module__})": task}
+    seen = {"vocab_size"}
+    for title, cls in groups.items():
+        runs.add_flags(parser, title, cls, config, skip=seen)
+        seen |= {f for f in cls.__dataclass_fields__}
+    given = vars(runs.parse(parser, argv))
+    given.pop("resume", None)
+    if checkpoint:
+        saved = checkpoint["config"]
+        for k, v in given.items():
+            if k not in MAY_CHANGE and v != saved[k]:
+                runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved[k]}; leave it out")
+        return saved | given, checkpoint, path.parent
+    config = config | given
+    try:
+        config = asdict(TrainConfig(**runs.pick(TrainConfig, config))) | config
+    except ValueError as e:
+        runs.fail(e)
+    for cls in (module.GPTConfig, task):
+        config = {f.name: f.default for f in cls.__dataclass_fields__.values()} | config
+    for name in ("block_size", "n_layer", "n_head", "n_embd"):
+        if config[name] < 1:
+            runs.fail(f"--{name} must be at least 1")
+    if config.get("causal") is False:
+        runs.fail("--no-causal sees the very token it should predict: the tasks here are next-token tasks. "
+                  "causal=False is for your own masked-token training")
+    config["lr_decay_iters"] = config["lr_decay_iters"] or config["max_iters"]
+    return config, None, new_out_dir(config)
+
+
+def new_out_dir(config):
+    """The folder asked for, or the first free out/<model>-<data>-<size>, -2, -3 ...: a finished run is never overwritten."""
+    if config["out_dir"]:
+        out = Path(config["out_dir"])
+        if (out / "ckpt.pt").exists():
+            runs.fail(f"{out} already holds a run; go on with --resume {out}, or name another --out_dir")
+        return out
+    name = f"{config['model']}-{Path(config['data']).resolve().name}-{config['size']}"
+    taken = {p.name for p in (runs.ROOT / "out").glob("*") if (p / "ckpt.pt").exists()}
+    name = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+    return Path(os.path.relpath(runs.ROOT / "out" / name))
+
+
+def get_lr(it, c):
+    """Warmup, then decay from learning_rate to min_lr at lr_decay_iters."""
+    if it < c["warmup_iters"]:
+        return c["learning_rate"] * (it + 1) / c["warmup_iters"]
+    if c["lr_decay"] == "none":
+        return c["learning_rate"]
+    x = min(1.0, (it - c["warmup_iters"]) / max(1, c["lr_decay_iters"] - c["warmup_iters"]))
+    x = x if c["lr_decay"] == "linear" else 0.5 - 0.5 * math.cos(math.pi * x)
+    return c["learning_rate"] + x * (c["min_lr"] - c["learning_rate"])
+
+
+def make_optimizer(model, c, device):
+    """AdamW; matrices and embeddings decay, gains, biases and scalars do not."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [dict(params=[p for p in params if p.dim() >= 2], weight_decay=c["weight_decay"]),
+              dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=c["learning_rate"], betas=(c["beta1"], c["beta2"]), eps=1e-8,
+                             fused=device.type in ("cpu", "cuda"))
+
+
+@torch.no_grad()
+def validate(model, task, c, device, context):
+    """Mean loss over the same eval_iters batches of the validation split, every time."""
+    model.eval()
+    rng, losses = np.random.default_rng([c["seed"], 1 << 40]), []
+    split = "val" if "val" in task.splits else task.splits[1]
+    for _ in range(c["eval_iters"]):
+        x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, c["batch_size"], rng))
+        with context:
+            losses.append(model(x, y)[1].item())
+    model.train()
+    return sum(losses) / len(losses)
+
+
+def main():
+    config, checkpoint, out = resolve(sys.argv[1:])
+    c = config
+
+    # one process, or one of several under torchrun
+    ddp = "RANK" in os.environ
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if c["batch_size"] % world:
+        runs.fail(f"--batch_size {c['batch_size']} does not divide among {world} processes")
+    device = runs.pick_device(c["device"])
+    context, dtype = runs.autocast(device, c["dtype"])
+    if ddp:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if rank:
+            sys.stdout = open(os.devnull, "w")
+            dist.barrier()  # the first process prepares the data, the others then find it ready
+    task = runs.make_task(c)
+    if ddp and not rank:
+        dist.barrier()
+    c["vocab_size"] = task.vocab_size
+
+    torch.manual_seed(c["seed"])
+    raw_model = model = runs.make_model(c).to(device)
+    optimizer = make_optimizer(model, c, device)
+    start, best, seconds = 0, float("inf"), 0.0
+    source = getattr(task, "meta", {}).get("sha256", "")
+    if checkpoint:
+        if checkpoint["source"] != source:
+            runs.fail(f"the text behind --data {c['data']} has changed since {out} was trained on it")
+        runs.load_weights(model, checkpoint, out)
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start, best, seconds = checkpoint["iter"], checkpoint["best_val_loss"], checkpoint["seconds"]
+    del checkpoint
+    compiled = c["compile"] == "on" or (c["compile"] == "auto" and device.type == "cuda")
+    if compiled:
+        model = torch.compile(model)
+    if ddp:
+        model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+    print(" ".join(f"{k}={v}" for k, v in c.items() if v != ""))
+    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {device}, {dtype}, "
+          f"torch.compile {'on' if compiled else 'off'}, {world} process{'es' * (world > 1)}, {torch.get_num_threads()} threads")
+    print(f"writing to {out}" + f", going on at iter {start}" * (start > 0), flush=True)
+
+    # the log keeps only what the checkpoint knows
+    if not rank:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "log.jsonl"
+        lines = path.read_text().splitlines() if start and path.exists() else []
+        runs.write_safely(path, lambda tmp: tmp.write_text("".join(f"{x}\n" for x in lines if json.loads(x)["iter"] <= start)))
+    log = open(os.devnull if rank else path, "a", buffering=1)
+
+    def save(it, name="ckpt.pt"):
+        if rank:
+            return
+        state = dict(config=c, model=raw_model.state_dict(), optimizer=optimizer.state_dict(), iter=it,
+                     best_val_loss=best, seconds=seconds, source=source)
+        runs.write_safely(out / name, lambda tmp: torch.save(state, tmp))
+
+    stop = []
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda number, frame: stop.append(number))
+
+    model.train()
+    clock, logged = time.time(), start
+    for it in range(start, c["max_iters"]):
+        for group in optimizer.param_groups:
+            group["lr"] = get_lr(it, c)
+        rng = np.random.default_rng([c["seed"], it])
+        torch.manual_seed((c["seed"] << 40) + (it << 12) + rank)  # dropout, and random labels
+        total = torch.zeros((), device=device)
+        for micro in range(c["gradient_accumulation_steps"]):
+            x, y = (torch.from_numpy(a[rank::world]).to(device) for a in task.batch("train", c["batch_size"], rng))
+            last = micro + 1 == c["gradient_accumulation_steps"]
+            with nullcontext() if last or not ddp else model.no_sync():  # gradients are shared once a step
+                with context:
+                    loss = model(x, y)[1] / c["gradient_accumulation_steps"]
+                loss.backward()
+            total += loss.detach()
+        if c["grad_clip"]:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), c["grad_clip"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+        done = it + 1
+        if ddp:  # an interrupt reaches the processes at different steps: all stop, or none
+            flag = torch.tensor(len(stop), device=device)
+            dist.all_reduce(flag)
+            stop += [1] * (int(flag) - len(stop))
+        end = done == c["max_iters"]
+        if done % c["log_interval"] == 0 or end or stop:
+            if ddp:
+                dist.all_reduce(total)
+                total /= world
+            loss, now = total.item(), time.time()
+            if not math.isfinite(loss):
+                runs.fail(f"the loss is {loss} at iter {done}; try a lower --learning_rate. The last checkpoint is as it was")
+            tokens = (done - logged) * c["gradient_accumulation_steps"] * c["batch_size"] * x.size(1)
+            rate, eta = tokens / (now - clock), (c["max_iters"] - done) * (now - clock) / (done - logged)
+            seconds, clock, logged = seconds + now - clock, now, done
+            print(f"iter {done}/{c['max_iters']} | loss {loss:.4f} | lr {get_lr(it, c):.2e} | {rate:,.0f} tok/s | "
+                  f"eta {int(eta) // 60}m{int(eta) % 60:02d}s", flush=True)
+            log.write(json.dumps(dict(iter=done, loss=loss, lr=get_lr(it, c), tok_s=round(rate), seconds=round(seconds, 2))) + "\n")
+        if done % c["eval_interval"] == 0 or end:
+            val = validate(raw_model, task, c, device, context)
+            print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}", flush=True)
+            log.write(json.dumps(dict(iter=done, val_loss=val)) + "\n")
+            if val < best:
+                best = val
+                save(done, "best.pt")
+            save(done)
+            clock = time.time()  # validation is not training time
+        if stop and not end:
+            save(done)
+            print(f"interrupted after iter {done}, saved; go on with: python train.py --resume {out}")
+            sys.exit(130)
+
+    if ddp:
+        dist.destroy_process_group()
+    if rank:
+        return
+    print(f"trained {c['max_iters']} iters in {seconds:.0f} s, best val loss {best:.4f}; {out}/ckpt.pt is the last, best.pt the best")
+    if c["evaluate"]:
+        where = ["--device", c["device"]] if c["device"] != "auto" else []
+        if runs.script("eval.py", out, *where) == 0:
+            runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as e:
+        runs.fail(e)
