@@ -119,8 +119,9 @@ def memory(args):
         for name in args.models:
             flags = ["--n_label", str(args.length)] if name == "label" else []
             flags += ["--block_size", str(args.length)] if name == "learned" else []  # has no other way to be this long
-            run = [sys.executable, str(runs.ROOT / "train.py"), "--model", name, "--size", args.size, "--max_iters", "1", "--eval_iters", "1",
-                   "--batch_size", "1", "--no-evaluate", "--out_dir", f"{tmp}/{name}", "--device", str(args.device), *flags]
+            run = [sys.executable, str(runs.ROOT / "train.py"), "--model", name, "--size", args.size, "--max_iters", "1",
+                   "--eval_iters", "1", "--batch_size", "1", "--no-evaluate", "--out_dir", f"{tmp}/{name}",
+                   "--device", str(args.device), *flags]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
             run = [sys.executable, str(runs.ROOT / "eval.py"), f"{tmp}/{name}", "--lengths", str(args.length),
                    "--tokens", str(args.length), "--device", str(args.device)]

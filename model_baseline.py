@@ -20,7 +20,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 256  # query rows taken at a time: memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows taken at a time: memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -140,7 +140,7 @@ class FIRE(NoPE):
 
     def __init__(self, config):
         super().__init__(config)
-        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, config.n_head))
+        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(inplace=True), nn.Linear(32, config.n_head))
         self.c = nn.Parameter(torch.tensor(0.1))
         self.m = nn.Parameter(torch.tensor(1.0))
 
@@ -202,14 +202,14 @@ def attention(q, k, v, bias=None):
     if bias is None and Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
     y = []
-    for start in range(Tk - Tq, Tk, ROWS):
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys
         i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
         rows = q[:, :, start - (Tk - Tq):end - (Tk - Tq)]
         b = bias(rows, i, j) if bias else q.new_zeros(())
         b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
         y.append(F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=b))
-    return torch.cat(y, dim=2)
+    return torch.cat(y[::-1], dim=2)
 
 
 class Cache:

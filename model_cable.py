@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 256  # query rows taken at a time: memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows taken at a time: memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -64,7 +64,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
         q, k = torch.cat((q, math.sqrt(d) * g[..., None]), -1), torch.cat((k, S[..., None]), -1)
         return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :d]
     y = []
-    for start in range(Tk - Tq, Tk, ROWS):
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
         end = min(start + ROWS, Tk)
         seen = end if causal else Tk  # these rows see the first `seen` keys
         here = slice(start - (Tk - Tq), end - (Tk - Tq))
@@ -75,7 +75,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
             i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(seen, device=q.device)
             b = b.masked_fill(j > i, float("-inf"))
         y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :seen], v[:, :, :seen], attn_mask=b.to(q.dtype)))
-    return torch.cat(y, dim=2)
+    return torch.cat(y[::-1], dim=2)
 
 
 class Cache:

@@ -82,7 +82,8 @@ def table(result):
         ratio = [r["perplexity"][str(lengths[-1])] / r["perplexity"][str(T)] for r in rs if str(lengths[-1]) in r["perplexity"]]
         ratio = f"{statistics.mean(ratio):.3f}" if ratio else "-"
         theirs = paper.get(model, ())
-        text.append(f"| {model} | {len(rs)} | {' | '.join(cells)} | {ratio} | {f'{theirs[5] / theirs[1]:.3f}' if len(theirs) > 5 else '-'} |")
+        theirs = f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
+        text.append(f"| {model} | {len(rs)} | {' | '.join(cells)} | {ratio} | {theirs} |")
     return "\n".join(text)
 
 
@@ -106,8 +107,8 @@ def write_page():
 def main():
     parser = runs.make_parser(__doc__)
     parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
-    parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"], help="cpu: minutes a run on two cores; paper: the paper's sizes, "
-                                                                                "for a GPU (default: cpu)")
+    parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
+                        help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU (default: cpu)")
     parser.add_argument("--seeds", type=int, default=0, help="seeds of every model; default: as the entry says")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")

@@ -87,7 +87,7 @@ def new_cache(model, size):
 
 def piece(model):
     """How many tokens to run through a model at once: so many that their logits stay small."""
-    return max(256, min(4096, 2**26 // model.config.vocab_size))
+    return max(256, min(16384, 2**26 // model.config.vocab_size))
 
 
 # -----------------------------------------------------------------------------

@@ -4,18 +4,14 @@ the commands themselves, and what they say to bad input.    Run with: pytest
 """
 import ast
 import contextlib
-import http.server
 import inspect
 import json
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +19,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import bench
-import data.text
 import eval as evaluation
 import model_baseline
 import model_cable
-import plot
-import reproduce
 import runs
 import sample
-import train
 from model_baseline import attention
 from model_cable import cable_attention
 

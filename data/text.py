@@ -165,7 +165,7 @@ def write(documents, encoding, work, max_tokens, stream):
     shown = saved = time.time()
     iterator = iter(documents)
     while group := list(itertools.islice(iterator, 256)):
-        for (split, text), ids in zip(group, encode(encoding, [text for split, text in group])):
+        for (split, _), ids in zip(group, encode(encoding, [text for split, text in group])):
             if split is None:
                 cut.append(ids)
             else:
