@@ -25,8 +25,8 @@ def fail(message):
 
 
 def nearest(word, known):
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
 
 
 # -----------------------------------------------------------------------------
@@ -112,8 +112,9 @@ def parse(parser, argv=None):
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].split("=")[0]
-        fail(f"unknown argument {flag}: {nearest(flag, [o for a in parser._actions for o in a.option_strings])}"
-             if flag.startswith("-") else f"unexpected argument {flag!r}")
+        close = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.6)
+        hint = f"did you mean {close[0]}?" if close else "see --help"
+        fail(f"unknown argument {flag}: {hint}" if flag.startswith("-") else f"unexpected argument {flag!r}: see --help")
     return args
 
 

@@ -4,6 +4,8 @@ the commands themselves, and what they say to bad input.    Run with: pytest
 """
 import ast
 import contextlib
+import hashlib
+import http.server
 import inspect
 import json
 import math
@@ -12,18 +14,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 import torch
 from torch.nn import functional as F
 
+import data.text
 import eval as evaluation
 import model_baseline
 import model_cable
+import plot
 import runs
 import sample
+import train
 from model_baseline import attention
 from model_cable import cable_attention
 
@@ -542,3 +549,389 @@ def test_two_processes_equal_one(repo):
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a.keys() == b.keys() and all(a[i] == pytest.approx(b[i], abs=1e-4) for i in a)
     assert va.keys() == vb.keys() == {4, 8} and all(va[i] == pytest.approx(vb[i], abs=1e-4) for i in va)
+
+
+# -----------------------------------------------------------------------------
+# bad input: one clear line, exit code not 0, nothing lost
+
+@pytest.fixture(scope="session")
+def trained(repo):
+    """A finished tiny run of cable, and one of learned."""
+    for name in ("cable", "learned"):
+        command(repo, "train.py", "--model", name, "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS,
+                "--out_dir", f"done/{name}")
+    return repo / "done"
+
+
+def complaint(repo, *words):
+    """The one line a script says before it exits with an error."""
+    out, err = command(repo, *words, code=1)
+    lines = [line for line in err.splitlines() if not line.startswith("preparing") and "trained on windows" not in line]
+    assert len(lines) == 1 and lines[0].startswith("error: "), err
+    return lines[0]
+
+
+@pytest.mark.parametrize("flags, says", [
+    ("--model cabel", "unknown model 'cabel': did you mean label or cable?"),
+    ("--model cable --learning_rat 1", "unknown argument --learning_rat: did you mean --learning_rate?"),
+    ("--model rope --log_kernel", "unknown argument --log_kernel"),
+    ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),
+    ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder): did you mean stdlib?"),
+    ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
+    ("--batch_size 0", "--batch_size must be at least 1"),
+    ("--learning_rate -1", "--learning_rate must be more than 0"),
+    ("--lr_decay cos", "--lr_decay cos: choose from cosine, linear, none"),
+    ("--n_layer 0", "--n_layer must be at least 1"),
+    ("--n_embd 30 --n_head 4", "n_embd=30 is not divisible by n_head=4"),
+    ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
+    ("--norm peri", "norm='peri' is not one of pre, post"),
+    ("--dropout 2", "dropout probability has to be between 0 and 1"),
+    ("--step tanh", "step='tanh' is not one of relu, softplus"),
+    ("--no-causal", "--no-causal sees the very token it should predict"),
+    ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose bytes or gpt2"),
+    ("--dtype float16", "unknown dtype 'float16'"),
+    ("--device cuda", "--device cuda: torch"),
+    ("--device gpu", "unknown device 'gpu'"),
+    ("--data empty.txt", "empty.txt has no text in it"),
+    ("--data short.txt", "short.txt is too short: its"),
+    ("--resume nowhere", "no checkpoint at nowhere"),
+    ("nonsense", "unexpected argument 'nonsense'"),
+])
+def test_train_says_what_is_wrong(repo, monkeypatch, capsys, flags, says):
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (repo / "empty.txt").write_text("")
+    (repo / "short.txt").write_text("too short to train on")
+    monkeypatch.chdir(repo)
+    monkeypatch.setattr(data.text, "PREPARED", repo / "data" / "prepared")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "notes", "--no-evaluate", *flags.split()])
+    with pytest.raises(SystemExit) as e:
+        train.main()
+    assert str(e.value.code).startswith("error: ") and says in e.value.code and "\n" not in e.value.code
+
+
+def test_bad_checkpoints_and_contradictions(repo, trained):
+    whole = (trained / "cable" / "ckpt.pt").read_bytes()
+    (repo / "cut.pt").write_bytes(whole[:len(whole) // 2])
+    (repo / "text.pt").write_text("not a checkpoint")
+    other = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
+    other["config"]["model"] = "rope"
+    torch.save(other, repo / "other.pt")
+    for path in ("cut.pt", "text.pt"):
+        assert "is not a whole checkpoint" in complaint(repo, "sample.py", path)
+    assert "do not fit --model rope" in complaint(repo, "sample.py", "other.pt")
+    assert "no checkpoint at nowhere" in complaint(repo, "eval.py", "nowhere")
+    assert "--n_layer 3 contradicts the run being resumed, which has n_layer=2" in complaint(
+        repo, "train.py", "--resume", trained / "cable", "--n_layer", 3)
+    assert "--model rope contradicts" in complaint(repo, "train.py", "--resume", trained / "cable", "--model", "rope")
+    assert "already holds a run" in complaint(repo, "train.py", "--model", "cable", "--data", "notes", "--out_dir", trained / "cable")
+    assert (trained / "cable" / "ckpt.pt").read_bytes() == whole
+
+
+def test_bad_requests_of_eval_and_sample(repo, trained):
+    assert "the prompt is empty" in complaint(repo, "sample.py", trained / "cable", "--prompt", "")
+    assert "could not read gone.txt" in complaint(repo, "sample.py", trained / "cable", "--prompt_file", "gone.txt")
+    assert "--max_new_tokens" in complaint(repo, "sample.py", trained / "cable", "--max_new_tokens", 0)
+    assert "learned positions end at block_size=16" in complaint(repo, "sample.py", trained / "learned", "--max_new_tokens", 40)
+    assert "no length could be scored" in complaint(repo, "eval.py", trained / "learned", "--lengths", 40)
+    assert "too few for a window of 99999" in complaint(repo, "eval.py", trained / "cable", "--lengths", 99999)
+    assert "unknown split 'tset': did you mean test?" in complaint(repo, "eval.py", trained / "cable", "--split", "tset")
+    assert "--lengths must be at least 1" in complaint(repo, "eval.py", trained / "cable", "--lengths", 0)
+    assert "is not a file that eval.py wrote" in complaint(repo, "plot.py", "lengths", trained / "cable" / "log.jsonl")
+    assert "could not read" in complaint(repo, "plot.py", "curves", "nowhere")
+    assert "unknown entry 'cable_tabel1': did you mean cable_table1?" in complaint(repo, "reproduce.py", "cable_tabel1")
+    assert "unknown 'decod': did you mean decode?" in complaint(repo, "bench.py", "decod")
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(repo, trained):
+    before = (trained / "cable" / "ckpt.pt").read_bytes()
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); " \
+            "sys.argv = sys.argv[1:]; runpy.run_path('train.py', run_name='__main__')"
+    _, err = command(repo, "-c", limit, "train.py", "--resume", trained / "cable", "--max_iters", 5, "--no-evaluate", code=1)
+    assert "could not write" in err and "ckpt.pt" in err or "best.pt" in err
+    assert (trained / "cable" / "ckpt.pt").read_bytes() == before
+    assert not list((trained / "cable").glob("*.tmp*"))
+
+
+def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
+    runs.write_safely(tmp_path / "ckpt.pt", lambda tmp: torch.save({"a": torch.ones(3)}, tmp))
+    killed = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import runs
+from pathlib import Path
+def half(tmp):
+    tmp.write_bytes(b"half a checkpoint")
+    os.kill(os.getpid(), signal.SIGKILL)
+runs.write_safely(Path({str(tmp_path / "ckpt.pt")!r}), half)
+"""
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -signal.SIGKILL
+    assert torch.equal(torch.load(tmp_path / "ckpt.pt", weights_only=True)["a"], torch.ones(3))
+
+
+def test_a_changed_corpus_stops_a_resume(repo):
+    (repo / "mine").mkdir()
+    for i in range(6):
+        (repo / "mine" / f"{i}.txt").write_text(f"document {i} " * 60)
+    flags = ["--model", "cable", "--data", "mine", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS]
+    command(repo, "train.py", *flags, "--out_dir", "done/mine")
+    (repo / "mine" / "0.txt").write_text("something else " * 60)
+    assert "has changed since" in complaint(repo, "train.py", "--resume", "done/mine", "--max_iters", 4)
+
+
+def test_an_exploding_loss_is_named(repo):
+    _, err = command(repo, "train.py", "--model", "cable", "--data", "notes", "--max_iters", 40, "--learning_rate", "1e30",
+                     "--grad_clip", 0, "--warmup_iters", 1, "--no-evaluate", *TINY_FLAGS, "--out_dir", "done/nan", code=1)
+    assert "try a lower --learning_rate" in err
+
+
+# -----------------------------------------------------------------------------
+# data
+
+def test_tokenizer_round_trip_on_arbitrary_bytes():
+    encoding = data.text.get_encoding("bytes")
+    rng = np.random.default_rng(0)
+    for text in (bytes(range(256)), rng.integers(0, 256, 5000).astype(np.uint8).tobytes(), b"", "δέλτα <|endoftext|>".encode()):
+        ids = data.text.encode(encoding, [text])[0]
+        assert ids[0] == encoding.eot_token == 256 and encoding.decode_bytes(ids[1:].tolist()) == text
+    assert encoding.encode("δέλτα") == data.text.encode(encoding, ["δέλτα".encode()])[0][1:].tolist()
+
+
+def test_other_tokenizers_need_utf8_and_round_trip():
+    ranks = {bytes([i]): i for i in range(256)} | {b"th": 256, b"the": 257}
+    encoding = tiktoken.Encoding("merges", pat_str=r"\w+|\W", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 258})
+    ids = data.text.encode(encoding, [b"the theme", "δ".encode()])
+    assert ids[0].tolist()[:3] == [258, 257, 32] and encoding.decode_bytes(ids[0][1:].tolist()) == b"the theme"
+    with pytest.raises(ValueError, match="not UTF-8.*--tokenizer bytes"):
+        data.text.encode(encoding, [b"\xff\xfe"])
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    return tmp_path
+
+
+def test_text_is_split_by_document(prepared):
+    (prepared / "docs").mkdir()
+    for i in range(40):
+        (prepared / "docs" / f"{i:02}.txt").write_text(f"<{i:02}>" * 50)
+    (prepared / "docs" / ".hidden").write_text("no")
+    (prepared / "docs" / "picture.png").write_bytes(b"\x89PNG\0\0")
+    task = data.text.Task(data=str(prepared / "docs"), block_size=8)
+    found = {}
+    for s in task.splits:
+        ids = task.tokens(s).tolist()
+        assert ids[0] == 256 and len(ids) == 201 * ids.count(256)  # every document whole, after its end-of-text
+        found[s] = {bytes(ids[a + 1:a + 5]) for a, t in enumerate(ids) if t == 256}
+    assert sum(map(len, found.values())) == 40 and len(set.union(*found.values())) == 40
+    assert len(found["test"]) == len(found["val"]) == 2
+    assert task.meta["tokens"] == {s: len(task.tokens(s)) for s in task.splits}
+    # a changed document is seen
+    (prepared / "docs" / "00.txt").write_text("<new>" * 50)
+    assert data.text.Task(data=str(prepared / "docs"), block_size=8).meta["sha256"] != task.meta["sha256"]
+
+
+def test_one_file_is_cut_by_position(prepared):
+    (prepared / "one.txt").write_bytes(bytes(range(200)) * 10)
+    task = data.text.Task(data=str(prepared / "one.txt"), block_size=8)
+    assert np.concatenate([task.tokens(s) for s in task.splits]).tolist() == [256, *list(range(200)) * 10]
+    assert [len(task.tokens(s)) for s in task.splits] == [1800, 100, 101]
+
+
+def test_batches_are_windows_and_their_successors(prepared):
+    (prepared / "one.txt").write_bytes(bytes(range(250)) * 20)
+    task = data.text.Task(data=str(prepared / "one.txt"), block_size=8)
+    x, y = task.batch("train", 5, np.random.default_rng(3))
+    assert x.shape == y.shape == (5, 8) and x.dtype == y.dtype == np.int64
+    assert (x[:, 1:] == y[:, :-1]).all()
+    again, _ = task.batch("train", 5, np.random.default_rng(3))
+    assert (x == again).all()
+
+
+def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
+    (prepared / "one.txt").write_bytes(b"some text " * 100)
+    monkeypatch.setattr(data.text, "write", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(ValueError, match="could not prepare.*No space left"):
+        data.text.prepare(str(prepared / "one.txt"), "bytes")
+    assert not list((prepared / "prepared").glob("*")) if (prepared / "prepared").exists() else True
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    body, ranges, breaks = b"", True, False
+
+    def do_GET(self):
+        start = int(self.headers["Range"].split("=")[1][:-1]) if self.headers["Range"] and self.ranges else 0
+        if start >= len(self.body):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.body) - start))
+        self.end_headers()
+        self.wfile.write(self.body[start:start + 1000] if self.breaks else self.body[start:])
+
+    def log_message(self, *args):
+        pass
+
+
+def test_downloads_go_on_and_are_checked(tmp_path):
+    server = http.server.HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url, path = f"http://127.0.0.1:{server.server_port}/x", tmp_path / "x"
+    Server.body = np.random.default_rng(0).integers(0, 256, 5000).astype(np.uint8).tobytes()
+    sha = hashlib.sha256(Server.body).hexdigest()
+    try:
+        Server.breaks = True  # the line breaks every 1,000 bytes: three times in vain
+        for n in (1000, 2000, 3000):
+            with pytest.raises(ValueError, match="run it again to go on"):
+                data.text.download(url, path, sha)
+            assert (tmp_path / "x.part").stat().st_size == n and not path.exists()
+        Server.breaks = False
+        assert data.text.download(url, path, sha).read_bytes() == Server.body
+        path.unlink()
+        Server.ranges = False  # a server that cannot go on: from the beginning
+        (tmp_path / "x.part").write_bytes(b"old" * 9)
+        assert data.text.download(url, path, sha).read_bytes() == Server.body
+        path.unlink()
+        Server.ranges = True
+        (tmp_path / "x.part").write_bytes(b"old" * 9)  # another file's beginning
+        with pytest.raises(ValueError, match="checksum"):
+            data.text.download(url, path, sha)
+        assert not path.exists() and data.text.download(url, path, sha).read_bytes() == Server.body
+    finally:
+        server.shutdown()
+        server.server_close()
+    path.unlink()
+    with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
+        data.text.download(url, path, sha)
+
+
+def test_wikitext_lines_become_articles(monkeypatch):
+    lines = ["", " = Valkyria = \n", "", " text one \n", " = = Plot = = \n", " more \n", " = Robert = \n", " text two \n"]
+    monkeypatch.setattr(data.text, "hub", lambda *a, split: [{"text": t} for t in lines])
+    got = list(data.text.wikitext())
+    assert [s for s, _ in got[::3]] == ["train", "val", "test"]
+    articles = [t.decode() for s, t in got if s == "train"]
+    assert [a.strip().split(" \n")[0] for a in articles if a.strip()] == ["= Valkyria =", "= Robert ="]
+    assert "= = Plot = =" in "".join(articles) and "".join(articles) == "".join(lines)
+
+
+def test_a_hub_corpus_goes_on_where_it_stopped(prepared, monkeypatch):
+    """A stream that breaks off twice, with its progress saved after every group, ends as one that never did."""
+    class Rows:
+        def __init__(self, breaks):
+            self.at, self.breaks = 0, breaks
+
+        def state_dict(self):
+            return {"at": self.at}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+        def __iter__(self):
+            while self.at < 2000:
+                if self.at in self.breaks:
+                    raise ConnectionError("gone")
+                self.at += 1
+                yield {"id": f"doc{self.at}", "text": f"text of document {self.at} "}
+    clock = iter(range(0, 10**9, 100))
+    monkeypatch.setattr(data.text.time, "time", lambda: next(clock))
+    breaks = [700, 1500]
+    monkeypatch.setattr(data.text, "hub", lambda *a, **k: Rows(breaks))
+    for _ in (1, 2):
+        with pytest.raises(ValueError, match="broke off"):
+            data.text.prepare("fineweb_edu", "bytes")
+        breaks.pop(0)
+    folder, meta = data.text.prepare("fineweb_edu", "bytes")
+    shutil.copytree(folder, prepared / "broken")
+    shutil.rmtree(folder)
+    _, again = data.text.prepare("fineweb_edu", "bytes")
+    assert again["sha256"] == meta["sha256"] and sum(meta["tokens"].values()) > 2000 * 18
+    assert 0 < meta["tokens"]["test"] < 0.03 * meta["tokens"]["train"]
+    _, some = data.text.prepare("fineweb_edu", "bytes", max_tokens=9000)
+    assert 9000 <= sum(some["tokens"].values()) < 30000
+
+
+def test_missing_datasets_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        next(iter(data.text.wikitext()))
+
+
+# -----------------------------------------------------------------------------
+# training, plotting, reproducing, measuring
+
+def test_learning_rate_schedules():
+    c = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, lr_decay="cosine")
+    assert train.get_lr(0, c) == 0.1 and train.get_lr(9, c) == 1.0 and train.get_lr(10, c) == 1.0
+    assert train.get_lr(60, c) == pytest.approx(0.55) and train.get_lr(110, c) == train.get_lr(500, c) == pytest.approx(0.1)
+    assert train.get_lr(35, c) == pytest.approx(0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)))
+    assert train.get_lr(35, c | dict(lr_decay="linear")) == pytest.approx(0.775)
+    assert train.get_lr(500, c | dict(lr_decay="none")) == 1.0
+
+
+def test_decay_groups():
+    for name in ("cable", "kerple"):
+        model = make(name)
+        decayed, rest = train.make_optimizer(model, dict(weight_decay=0.1, learning_rate=1, beta1=0.9, beta2=0.95),
+                                             torch.device("cpu")).param_groups
+        names = {id(p): n for n, p in model.named_parameters()}
+        assert decayed["weight_decay"] == 0.1 and rest["weight_decay"] == 0
+        assert all(p.dim() >= 2 for p in decayed["params"]) and all(p.dim() < 2 for p in rest["params"])
+        assert len(decayed["params"]) + len(rest["params"]) == len(names)
+        assert all(not names[id(p)].startswith("pe.") for p in decayed["params"])  # kerple's p and a do not decay
+
+
+def test_help_lists_the_models_own_flags(repo):
+    cable, _ = command(repo, "train.py", "--model", "cable", "--help")
+    rope, _ = command(repo, "train.py", "--help", "--model", "rope")
+    assert "--log_kernel" in cable and "K-CABLE" in cable and "--log_kernel" not in rope and "--capped" in rope
+    for flag in ("batch_size", "max_iters", "learning_rate", "eval_interval", "out_dir", "tokenizer", "norm", "qk_norm"):
+        assert f"--{flag}" in cable
+    for script in ("sample.py", "eval.py", "plot.py", "bench.py", "reproduce.py", "data/text.py"):
+        out, _ = command(repo, script, "--help")
+        assert f"python {script}" in out
+
+
+def test_seeds_become_one_line():
+    def row(model, seed, **config):
+        return dict(model=model, name=f"{model}-{seed}", config=dict(seed=seed, out_dir="x", model=model) | config)
+    groups = plot.grouped([row("cable", 1), row("cable", 2), row("rope", 1), row("cable", 3, n_layer=9)])
+    assert {k: len(v) for k, v in groups.items()} == {"cable": 2, "rope": 1, "cable-3": 1}
+
+
+def test_reproduce_runs_skips_and_goes_on(repo):
+    driver = """
+import sys, reproduce
+reproduce.ENTRIES["cable_table1"]["cpu"] = dict(train=sys.argv.pop(1), eval="--lengths 16 32", models=dict(cable=2, learned=1))
+reproduce.main()
+"""
+    flags = "--data notes --max_iters 2 " + " ".join(TINY_FLAGS[:-2])
+    words = ("-c", driver, flags, "cable_table1", "--jobs", 2, "--device", "cpu")
+    out, _ = command(repo, *words)
+    assert out.count("$ python train.py") == 3 and out.count("$ python eval.py") == 3
+    result = json.loads((repo / "results" / "cable_table1.cpu.json").read_text())
+    assert [(r["model"], r["seed"]) for r in result["runs"]] == [("cable", 1337), ("cable", 1338), ("learned", 1337)]
+    page = (repo / "results" / "README.md").read_text()
+    ys = [r["perplexity"]["16"] for r in result["runs"][:2]]
+    assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page and "python reproduce.py cable_table1" in page
+    assert (repo / "results" / "cable_table1.cpu.png").exists()
+    # again: nothing to do. A run that was killed goes on; a lost evaluation is made again
+    out, _ = command(repo, *words)
+    assert "$ python train.py" not in out and "$ python eval.py" not in out
+    path = repo / "out" / "cable_table1.cpu" / "learned-1337" / "ckpt.pt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["config"]["max_iters"] = 4
+    torch.save(checkpoint, path)
+    out, _ = command(repo, *words)
+    assert out.count("$ python train.py --resume") == 1 and out.count("$ python eval.py") == 1
+    assert torch.load(path, weights_only=True)["iter"] == 4
+    assert "Table 1" in command(repo, "reproduce.py")[0]
+
+
+def test_bench_measures_what_it_says(repo):
+    command(repo, "bench.py", "train", "decode", "--models", "cable", "--repeats", 1, "--context", 50, "--device", "cpu", "--out", "b.json")
+    result = json.loads((repo / "b.json").read_text())
+    assert result["train"]["nope"]["of_nope"] == 1 and result["decode"]["nope"]["times_nope"] == 1
+    assert result["train"]["cable"]["of_nope"] == pytest.approx(
+        result["train"]["cable"]["tok_s"] / result["train"]["nope"]["tok_s"], rel=1e-3)
+    assert result["decode"]["cable"]["ms"] > 0

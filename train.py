@@ -59,6 +59,15 @@ class TrainConfig:
         for name in ("batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval", "eval_iters", "log_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1")
+        for name in ("min_lr", "weight_decay", "grad_clip", "warmup_iters", "lr_decay_iters"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"--{name} must be 0 or more")
+        if not self.learning_rate > 0:
+            raise ValueError("--learning_rate must be more than 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError("--beta1 and --beta2 must be in [0, 1)")
+        if not 0 <= self.seed < 1 << 23:
+            raise ValueError("--seed must be between 0 and 8388607")
         for name, known in (("lr_decay", ("cosine", "linear", "none")), ("compile", ("auto", "on", "off"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")

@@ -112,10 +112,9 @@ def prepare(data, tokenizer, max_tokens=0):
     """Tokenize a corpus once -> (folder, meta). Raises ValueError, in one line, for what a user can mend."""
     name, documents, source = open_corpus(data)
     folder = PREPARED / "-".join(filter(None, (name, tokenizer, max_tokens and f"{max_tokens}")))
-    if (folder / "meta.json").exists():
-        meta = json.loads((folder / "meta.json").read_text())
-        if meta["source"] == source:
-            return folder, meta
+    meta = read_meta(folder)
+    if meta.get("source") == source:
+        return folder, meta
     encoding = get_encoding(tokenizer)
     print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
     # write beside the final place and rename, so that a killed run leaves nothing half done. A stream (fineweb_edu)
@@ -132,19 +131,20 @@ def prepare(data, tokenizer, max_tokens=0):
         meta = dict(corpus=data if data in CORPORA else Path(data).name, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
                     tokens=counts, source=source, sha256=digest.hexdigest())
         (work / "meta.json").write_text(json.dumps(meta, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(work, folder)
+        if read_meta(folder).get("source") != source:  # else another process was faster, with the same tokens
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(work, folder)
     except OSError as e:
-        if not stream:
-            shutil.rmtree(work, ignore_errors=True)
-        if (folder / "meta.json").exists():  # another process was faster
-            return folder, json.loads((folder / "meta.json").read_text())
         raise ValueError(f"could not prepare {data}: {e}") from e
-    except BaseException:
+    finally:
         if not stream:
             shutil.rmtree(work, ignore_errors=True)
-        raise
     return folder, meta
+
+
+def read_meta(folder):
+    path = folder / "meta.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write(documents, encoding, work, max_tokens, stream):
