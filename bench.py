@@ -171,4 +171,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    runs.run(main)

@@ -1,6 +1,6 @@
 """
 CABLE, Context-aware Biases for Length Extrapolation: every token says how big a step it is, every
-query says how much distance matters to it (papers: CABLE, Eq. 2-7).
+query says how much distance matters to it (anonymous EMNLP submission, 2025; Eq. 2-7).
 
     a_t = relu(x_t W_c + b_c)         how big a step token t is, per head        (Eq. 2)
     S_i = a_0 + ... + a_i             the road walked so far                     (Eq. 3, 4)
@@ -116,7 +116,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             if cache.t:  # go on from the last sum, never sum again
                 S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
-            k, v, S = (cache.append(f"{n}{self.layer}", x) for n, x in (("k", k), ("v", v), ("S", S)))
+            k, v, S = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("S", S)))
         y = cable_attention(q, k, v, S, g, self.log_kernel, self.causal)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
@@ -180,6 +180,8 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
         B, T = idx.shape
+        if cache is not None and not self.config.causal:
+            raise ValueError("causal=False has no cache: every token sees tokens still to come")
         x = self.drop(self.wte(idx))
         for block in self.h:
             x = block(x, cache)

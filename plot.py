@@ -124,7 +124,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as e:
-        runs.fail(e)
+    runs.run(main)

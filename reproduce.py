@@ -34,8 +34,8 @@ ENTRIES = {
         about="CABLE, Table 1: perplexity far beyond the training length, every encoding on one backbone",
         paper=CABLE_TABLE1,
         cpu=dict(train="--size nano --data stdlib", eval="",
-                 models=dict(cable=3, alibi=3, rope=3, cable_nw=1, k_cable=1, cable_nw_softplus=1, nope=1, learned=1, sinusoidal=1, t5=1,
-                             kerple=1, fire=1, relative=1, relative_capped=1, label=1)),
+                 models=dict(cable=3, alibi=3, rope=3, cable_nw=1, k_cable=1, nope=1, learned=1, sinusoidal=1, t5=1, kerple=1,
+                             fire=1, relative=1, relative_capped=1, label=1)),
         paper_scale=dict(train="--size tiny --data wikitext103 --max_iters 9000 --batch_size 64 --gradient_accumulation_steps 2",
                          eval="--tokens 0 --lengths " + " ".join(map(str, PAPER_LENGTHS)),
                          models={m: 1 for m in CABLE_TABLE1} | dict(k_cable=1)),
@@ -94,9 +94,9 @@ def write_page():
         result = json.loads(path.read_text())
         if "entry" not in result:
             continue
-        e = result["environment"]
+        e, commits = result["environment"], sorted({r["environment"]["commit"] for r in result["runs"]})
         page += [f"## {path.stem}", "", f"{result['about']}.", "", "```", result["command"], "```", "",
-                 f"{e['gpu'] or e['cpu']}, {e['threads']} threads, torch {e['torch']}, Python {e['python']}, commit {e['commit']}; "
+                 f"{e['gpu'] or e['cpu']}, {e['threads']} threads, torch {e['torch']}, Python {e['python']}, commit {', '.join(commits)}; "
                  f"{result['data']['source']}, {result['tokens']:,} tokens of {result['split']}. Each row is "
                  f"`{result['runs'][0]['train_command']}` and so on, then `eval.py`.", "", table(result), ""]
         if path.with_suffix(".png").exists():
@@ -137,9 +137,9 @@ def main():
         futures = [pool.submit(one, m) for m in todo]
         try:
             evals = [f.result() for f in futures]
-        except RuntimeError as e:
+        except BaseException as e:  # a failed command, or Ctrl-C: what runs is saved, what waits does not begin
             pool.shutdown(cancel_futures=True)
-            runs.fail(e)
+            runs.fail(e) if isinstance(e, RuntimeError) else sys.exit(130)
     result = {k: evals[0][k] for k in ("environment", "dtype", "data", "split", "tokens", "lengths")}
     command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)
     result |= dict(entry=args.entry, about=entry["about"], command=command, paper=entry["paper"],
@@ -152,7 +152,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as e:
-        runs.fail(e)
+    runs.run(main)

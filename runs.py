@@ -24,6 +24,19 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
+def run(main):
+    """main(), with Ctrl-C, a closed pipe and a full disk ending it in one line or none."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `python sample.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as e:
+        fail(e)
+
+
 def nearest(word, known):
     close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"

@@ -75,8 +75,11 @@ def main():
     context, dtype = runs.autocast(device, args.dtype)
     path = runs.find_checkpoint(args.checkpoint)
     model, config, checkpoint = runs.load_run(path, device)
-    encoding = get_encoding(config["tokenizer"])
-    ids = [encoding.eot_token] if prompt is None else encode(encoding, [prompt])[0].tolist()[1:]
+    try:
+        encoding = get_encoding(config["tokenizer"])
+        ids = [encoding.eot_token] if prompt is None else encode(encoding, [prompt])[0].tolist()[1:]
+    except ValueError as e:  # the tokenizer cannot be had, or cannot take these bytes
+        runs.fail(e)
     print(f"{path}: {config['model']} trained on windows of {config['block_size']} tokens for {checkpoint['iter']} iters; "
           f"{device}, {dtype}; prompt of {len(ids):,} tokens", file=sys.stderr, flush=True)
 
@@ -88,10 +91,14 @@ def main():
         if prompt is not None:
             print(utf8.decode(prompt), end="", flush=True)
         idx, start, n = torch.tensor([ids], device=device), None, 0
-        with context:
-            for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k, encoding.n_vocab):
-                start, n = start or time.time(), n + 1  # the clock starts after the prompt
-                print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
+        try:
+            with context:
+                for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k, encoding.n_vocab):
+                    start, n = start or time.time(), n + 1  # the clock starts after the prompt
+                    print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
+        except ValueError as e:  # an encoding that ends
+            print(flush=True)
+            runs.fail(e)
         print(utf8.decode(b"", final=True), flush=True)
         rate = f", {(n - 1) / (time.time() - start):,.0f} tok/s" if n > 1 else ""
         print(f"--- {n:,} tokens, up to position {len(ids) + n:,} ({(len(ids) + n) / config['block_size']:.1f} x "
@@ -99,10 +106,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as e:  # an encoding that ends, a prompt that cannot be encoded
-        sys.stdout.flush()
-        runs.fail(e)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    runs.run(main)

@@ -299,13 +299,12 @@ def main():
         return
     print(f"trained {c['max_iters']} iters in {seconds:.0f} s, best val loss {best:.4f}; {out}/ckpt.pt is the last, best.pt the best")
     if c["evaluate"]:
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, signal.SIG_DFL)
         where = ["--device", c["device"]] if c["device"] != "auto" else []
         if runs.script("eval.py", out, *where) == 0:
             runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as e:
-        runs.fail(e)
+    runs.run(main)
