@@ -53,7 +53,7 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", help="window lengths; default: 1, 2, 4, 8, 16 x the training length")
     parser.add_argument("--tokens", type=int, default=131072, help="how much of the split to score; 0 is all (default: 131072)")
     parser.add_argument("--split", default="test", help="train, val or test (default: test)")
-    parser.add_argument("--data", help="another corpus, file or folder than the runs were trained on")
+    parser.add_argument("--data", type=runs.absolute, help="another corpus, file or folder than the runs were trained on")
     parser.add_argument("--out", help="where to write, without extension; default: eval.json and eval.png in the run's folder, "
                                       "out/eval for several runs")
     parser.add_argument("--seed", type=int, default=1337, help="of models that draw at test time (label)")
@@ -84,7 +84,7 @@ def main():
         runs.fail(f"{len(stream):,} tokens of the {args.split} split are too few for a window of {lengths[-1]}: "
                   "take --tokens 0, shorter --lengths or more text")
 
-    print(f"perplexity on {len(stream) - 1:,} tokens of {args.split} of {task.data}, the same at every length; {device}, {dtype}")
+    print(f"perplexity on {len(stream) - 1:,} tokens of {task.meta['corpus']} ({args.split}), the same at every length; {device}, {dtype}")
     width = max(len(str(p.parent.name)) for p in paths)
     print(" " * width + "".join(f"{T:>10}" for T in lengths))
     results = []

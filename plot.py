@@ -56,12 +56,16 @@ def band(ax, x, ys, label, **kw):
         ax.fill_between(x, ys.min(0), ys.max(0), color=kw["color"], alpha=0.15, lw=0)
 
 
-def lengths(path, out):
+def lengths(path, out, models=None):
     """eval.py's JSON -> perplexity by length (left) and loss by position in the longest window (right)."""
     data = read(path, json.loads)
     if "runs" not in data:
         runs.fail(f"{path} is not a file that eval.py wrote")
     groups = grouped([r for r in data["runs"] if r["perplexity"]])
+    for m in models or []:
+        if m not in groups:
+            runs.fail(f"{path} has no {m}: {runs.nearest(m, groups)}")
+    groups = {m: groups[m] for m in models or groups}
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.1))
     for (label, rows), kw in zip(groups.items(), style(len(groups))):
         xs = [int(T) for T in rows[0]["perplexity"]]
@@ -85,6 +89,7 @@ def lengths(path, out):
     for axis in (left.xaxis, left.yaxis):
         axis.set_minor_locator(plt.NullLocator())
     left.set(xlabel="window length (tokens)", ylabel="perplexity", title=f"{data['tokens']:,} tokens, the same at every length")
+    right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)", title=f"inside a window of {max(data['lengths']):,} tokens")
     right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     finish(fig, out or Path(path).with_suffix(".png"))
@@ -114,13 +119,14 @@ def main():
     parser = runs.make_parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     p = kinds.add_parser("lengths", help="perplexity by length and loss by position")
-    p.add_argument("json", help="written by eval.py")
+    p.add_argument("json", help="written by eval.py or reproduce.py")
+    p.add_argument("--models", nargs="+", help="draw only these, in this order; default: all")
     p = kinds.add_parser("curves", help="learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
     for p in kinds.choices.values():
         p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser)
-    lengths(args.json, args.out) if args.kind == "lengths" else curves(args.folders, args.out)
+    lengths(args.json, args.out, args.models) if args.kind == "lengths" else curves(args.folders, args.out)
 
 
 if __name__ == "__main__":

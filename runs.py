@@ -72,6 +72,12 @@ def task_class(data):
     return text.Task
 
 
+def absolute(data):
+    """A corpus' name as it is, a path made absolute: a run can then be resumed and evaluated from any folder."""
+    text = importlib.import_module("data.text")
+    return str(Path(data).expanduser().resolve()) if task_class(data) is text.Task and data not in text.CORPORA else data
+
+
 def pick(cls, config):
     """The fields of dataclass cls that are in the flat dict config."""
     return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
@@ -121,7 +127,6 @@ def add_flags(parser, title, cls, defaults, skip=()):
 
 def parse(parser, argv=None):
     """parse_args, but an unknown flag fails in one line that names the nearest."""
-    parser.error = lambda message: sys.exit(f"error: {message}")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].split("=")[0]
@@ -131,9 +136,13 @@ def parse(parser, argv=None):
     return args
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):  # one line, without the usage of fifty flags
+        fail(message)
+
+
 def make_parser(description):
-    return argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    return Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 # -----------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class TrainConfig:
 
 
 # what a resumed run may change: where and how it runs and reports, and how far it goes, never what it computes
-MAY_CHANGE = {"out_dir", "device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
+MAY_CHANGE = {"device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
 
 
 def resolve(argv):
@@ -106,6 +106,8 @@ def resolve(argv):
         seen |= {f for f in cls.__dataclass_fields__}
     given = vars(runs.parse(parser, argv))
     given.pop("resume", None)
+    if "data" in given:
+        given["data"] = runs.absolute(given["data"])
     if checkpoint:
         saved = checkpoint["config"]
         for k, v in given.items():
@@ -136,7 +138,7 @@ def new_out_dir(config):
         if (out / "ckpt.pt").exists():
             runs.fail(f"{out} already holds a run; go on with --resume {out}, or name another --out_dir")
         return out
-    name = f"{config['model']}-{Path(config['data']).resolve().name}-{config['size']}"
+    name = f"{config['model']}-{Path(config['data']).name}-{config['size']}"
     taken = {p.name for p in (runs.ROOT / "out").glob("*") if (p / "ckpt.pt").exists()}
     name = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
     return Path(os.path.relpath(runs.ROOT / "out" / name))
