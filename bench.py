@@ -10,7 +10,7 @@ Speed and memory of whole models, each beside the plain one (nope, which is torc
 Ratios come from one run in which the models take turns, so that a noisy machine disturbs all alike; each number
 is the median of --repeats. Writes results/bench.<device>.json.
 """
-import os
+import json
 import statistics
 import subprocess
 import sys
@@ -46,10 +46,10 @@ def turns(device, steps, repeats, warmup=2):
     return {name: statistics.median(ts) for name, ts in seconds.items()}
 
 
-def build(args, **changes):
+def build(args, models, **changes):
     """{name: model} on the device, all with the same shape."""
     made = {}
-    for name in args.models:
+    for name in models:
         torch.manual_seed(0)
         config = Task.defaults[args.size] | runs.find_model(name)[1] | dict(model=name, vocab_size=args.vocab_size) | changes
         made[name] = runs.make_model(config).to(args.device)
@@ -58,7 +58,7 @@ def build(args, **changes):
 
 def train(args):
     steps = {}
-    for name, model in build(args).items():
+    for name, model in build(args, args.models).items():
         B, T = Task.defaults[args.size]["batch_size"], model.config.block_size
         idx = torch.randint(0, args.vocab_size, (B, T + 1), device=args.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -78,11 +78,12 @@ def train(args):
 @torch.no_grad()
 def decode(args):
     steps, n = {}, args.context
-    for name, model in build(args, block_size=n + 256).items():
+    for name, model in build(args, args.models, block_size=n + 256).items():
         model.eval()
         cache, idx = runs.new_cache(model, n + 256), torch.randint(0, args.vocab_size, (1, n), device=args.device)
-        for part in idx.split(runs.piece(model), 1):
-            model(part, cache=cache)
+        with args.autocast:
+            for part in idx.split(runs.piece(model), 1):
+                model(part, cache=cache)
 
         def step(model=model, cache=cache, x=idx[:, :1]):
             for _ in range(10):
@@ -96,7 +97,7 @@ def decode(args):
 
 @torch.no_grad()
 def generate(args):
-    model = build(args, block_size=args.length)["cable"].eval()
+    model = build(args, ["cable"], block_size=args.length)["cable"].eval()
     idx = torch.randint(0, args.vocab_size, (1, args.length), device=args.device)
 
     def cached():
@@ -113,7 +114,7 @@ def generate(args):
 
 
 def memory(args):
-    """Peak resident memory of `eval.py --lengths T`, on a model that was hardly trained."""
+    """Peak memory of `eval.py --lengths T`, as it reports itself, on a model that was hardly trained."""
     found = {}
     with tempfile.TemporaryDirectory() as tmp:
         for name in args.models:
@@ -122,15 +123,12 @@ def memory(args):
             run = [sys.executable, str(runs.ROOT / "train.py"), "--model", name, "--size", args.size, "--max_iters", "1",
                    "--eval_iters", "1", "--batch_size", "1", "--no-evaluate", "--out_dir", f"{tmp}/{name}",
                    "--device", str(args.device), *flags]
-            subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
-            run = [sys.executable, str(runs.ROOT / "eval.py"), f"{tmp}/{name}", "--lengths", str(args.length),
-                   "--tokens", str(args.length), "--device", str(args.device)]
-            with open(os.devnull, "w") as null:
-                pid = os.posix_spawn(sys.executable, run, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null.fileno(), 1)])
-                _, status, usage = os.wait4(pid, 0)
-            if status:
-                runs.fail(f"eval.py failed for {name}")
-            found[name] = dict(peak_GB=usage.ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6))
+            evaluate = [sys.executable, str(runs.ROOT / "eval.py"), f"{tmp}/{name}", "--lengths", str(args.length),
+                        "--tokens", str(args.length), "--device", str(args.device)]
+            for command in (run, evaluate):
+                if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+                    runs.fail(f"{Path(command[1]).name} failed for {name}")
+            found[name] = dict(peak_GB=json.loads(Path(f"{tmp}/{name}/eval.json").read_text())["peak_memory_GB"])
     return found
 
 
@@ -157,6 +155,8 @@ def main():
     args.vocab_size = 257 if args.size == "nano" else 50304
     print(f"{args.size} on {args.device}, {dtype}, {torch.get_num_threads()} threads")
     result = dict(command=" ".join(["python bench.py", *sys.argv[1:]]), environment=runs.environment(), size=args.size, dtype=dtype)
+    out = Path(args.out or runs.ROOT / "results" / f"bench.{args.device.type}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
     for kind in args.kinds or kinds:
         args.length = length or dict(generate=2048, memory=16384).get(kind)
@@ -164,9 +164,7 @@ def main():
         print(f"\n{kind}")
         for name, row in result[kind].items():
             print(f"  {name:20}" + "".join(f"{k} {v:<12.4g}" for k, v in row.items()), flush=True)
-    out = Path(args.out or runs.ROOT / "results" / f"bench.{args.device.type}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_json(out, result)
+        runs.write_json(out, result)
     print(f"\nwrote {out}")
 
 

@@ -72,14 +72,21 @@ def main():
         if config["tokenizer"] != first["tokenizer"]:
             runs.fail("perplexities of different tokenizers cannot be compared: "
                       f"{path} has {config['tokenizer']}, {paths[0]} {first['tokenizer']}")
-    task = runs.make_task(first | dict(data=args.data or first["data"]))
+    task = runs.make_task(first | dict(data=args.data or first["data"], block_size=1))
+    for path, (*_, checkpoint) in zip(paths, loaded):
+        if not args.data and checkpoint["source"] != task.meta["sha256"]:
+            runs.fail(f"the text behind {first['data']} is not what {path} was trained on: its training documents may be in this split. "
+                      f"To score it all the same, name the text: --data {first['data']}")
     if args.split not in task.splits:
         runs.fail(f"unknown split {args.split!r}: {runs.nearest(args.split, task.splits)}")
-    lengths = sorted(set(args.lengths or [first["block_size"] * m for m in (1, 2, 4, 8, 16)]))
-    if lengths[0] < 1 or args.tokens < 0:
-        runs.fail("--lengths must be at least 1, and --tokens 0 or more")
+    if args.tokens < 0 or min(args.lengths or [1]) < 1 or not 0 <= args.seed < 1 << 63:
+        runs.fail("--lengths must be at least 1, --tokens and --seed 0 or more")
     stream = task.tokens(args.split)
     stream = stream[:args.tokens + 1] if args.tokens else stream
+    lengths = sorted(set(args.lengths or [first["block_size"] * m for m in (1, 2, 4, 8, 16)]))
+    if not args.lengths and len(stream) <= lengths[-1]:
+        lengths = [T for T in lengths if T < len(stream)] or lengths[:1]
+        print(f"the split has {len(stream):,} tokens: lengths up to {lengths[-1]} only")
     if len(stream) <= lengths[-1]:
         runs.fail(f"{len(stream):,} tokens of the {args.split} split are too few for a window of {lengths[-1]}: "
                   "take --tokens 0, shorter --lengths or more text")
@@ -107,8 +114,9 @@ def main():
             row["by_position"] = by_position(losses, T)  # the longest that worked stays
             print(f"{row['perplexity'][T]:>10.3f}", end="", flush=True)
         print("".join("\n" + n for n in notes[-1:]), flush=True)
-        results.append(row)
-    if not any(r["perplexity"] for r in results):
+        if row["perplexity"]:
+            results.append(row)
+    if not results:
         runs.fail("no length could be scored")
 
     base = args.out or (paths[0].parent / "eval" if len(paths) == 1 else runs.ROOT / "out" / "eval")
@@ -116,7 +124,7 @@ def main():
     base.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(base.with_name(base.name + ".json"), dict(
         command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype, data=task.meta,
-        split=args.split, tokens=len(stream) - 1, lengths=lengths, runs=results))
+        peak_memory_GB=runs.peak_memory(device), split=args.split, tokens=len(stream) - 1, lengths=lengths, runs=results))
     print(f"wrote {base}.json", flush=True)
     sys.exit(runs.script("plot.py", "lengths", f"{base}.json"))
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows taken at a time: memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -170,6 +170,8 @@ class Label(NoPE):
     """Learned vectors for a random increasing sequence of labels, at test time too (Ruoss et al., 2023)."""
     def __init__(self, config):
         super().__init__(config)
+        if config.n_label < 0:
+            raise ValueError("n_label must be 0 (16 * block_size) or more")
         self.wpe = nn.Embedding(config.n_label or 16 * config.block_size, config.n_embd)
 
     def embed(self, x, pos, cache):
@@ -240,7 +242,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
         if self.qk_norm:
-            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
         q, k = pe.rotate(q, k, pos)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)

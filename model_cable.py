@@ -12,9 +12,9 @@ Transformer. What differs from the paper, and why:
 - the paper prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - backbone: RMSNorm and no linear biases, where GPT-2 has LayerNorm and biases, the same in every model
   file here; W_c and W_s do have their biases b_c and b_s
-- g_i S_i is the same for a whole row and falls out of the softmax, so in float32 CABLE is plain
-  attention with one more channel, q' = [q, sqrt(d) g], k' = [k, S]: torch's fast kernel, no T x T matrix.
-  In bfloat16 S is too coarse for that, and the float32 difference S_i - S_j becomes a mask, ROWS at a time.
+- g_i S_i is the same for a whole row and falls out of the softmax, so in true float32 (the CPU) CABLE is plain
+  attention with one more channel, q' = [q, sqrt(d) g], k' = [k, S]: torch's fused kernel, no T x T matrix.
+  bfloat16 and TF32 are too coarse for S: there the float32 difference S_i - S_j becomes a mask, ROWS at a time.
 """
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows taken at a time: memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -58,7 +58,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
     """
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
-    if causal and not log_kernel and Tq == Tk and q.dtype in (torch.float32, torch.float64):
+    if causal and not log_kernel and Tq == Tk and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         # softmax ignores g_i S_i: the bias is one more channel of q . k. Halving S's range keeps digits.
         S = S - S[:, :, Tk // 2, None].detach()
         q, k = torch.cat((q, math.sqrt(d) * g[..., None]), -1), torch.cat((k, S[..., None]), -1)
@@ -110,7 +110,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
         if self.qk_norm:
-            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
         S = self.step(self.w_c(x)).float().transpose(1, 2).cumsum(-1)       # (B, H, T)
         g = F.softplus(self.w_s(x)).float().transpose(1, 2) if self.w_s else None  # (B, H, T)
         if cache is not None:

@@ -22,12 +22,13 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes
 
 
 def read(path, parse):
+    """parse(path), or one line that says why not."""
     try:
-        return parse(Path(path).read_text())
+        return parse(Path(path))
     except OSError as e:
         runs.fail(f"could not read {path}: {e.strerror}")
-    except (ValueError, KeyError, UnicodeDecodeError):
-        runs.fail(f"{path} is not a file that eval.py or train.py wrote")
+    except (ValueError, KeyError, TypeError, IndexError):
+        runs.fail(f"{path} is not a file that eval.py wrote")
 
 
 def style(n):
@@ -38,15 +39,15 @@ def style(n):
 
 
 def grouped(rows):
-    """{label: rows}: seeds of one model together, under its name; runs that differ otherwise under their folder's."""
-    def same(a, b):
-        free = ("seed", "out_dir")
-        return {k: v for k, v in a["config"].items() if k not in free} == {k: v for k, v in b["config"].items() if k not in free}
-    groups = {}
+    """{label: rows}. Seeds of one model go together, under its name; runs that differ in more go under their folder's."""
+    groups, labels = {}, []
     for r in rows:
-        first = next((x for x in rows if x["model"] == r["model"]), r)
-        groups.setdefault(r["model"] if same(first, r) else r["name"], []).append(r)
-    return groups
+        kind = {k: v for k, v in r["config"].items() if k not in ("seed", "out_dir")} | dict(iter=r["iter"], checkpoint=r["checkpoint"])
+        groups.setdefault(json.dumps(kind, sort_keys=True), []).append(r)
+    for rs in groups.values():
+        names = (rs[0]["model"], rs[0]["name"], f"{rs[0]['name']}/{rs[0]['checkpoint']}")
+        labels.append(next((n for n in names if n not in labels), f"{names[2]} ({len(labels)})"))
+    return dict(zip(labels, groups.values()))
 
 
 def band(ax, x, ys, label, **kw):
@@ -58,10 +59,11 @@ def band(ax, x, ys, label, **kw):
 
 def lengths(path, out, models=None):
     """eval.py's JSON -> perplexity by length (left) and loss by position in the longest window (right)."""
-    data = read(path, json.loads)
-    if "runs" not in data:
-        runs.fail(f"{path} is not a file that eval.py wrote")
-    groups = grouped([r for r in data["runs"] if r["perplexity"]])
+    def parse(path):
+        data = json.loads(path.read_text())
+        data["tokens"] + max(data["lengths"]) + min(r["by_position"][0][2] + r["block_size"] for r in data["runs"])  # is it all there?
+        return data, grouped(data["runs"])
+    data, groups = read(path, parse)
     for m in models or []:
         if m not in groups:
             runs.fail(f"{path} has no {m}: {runs.nearest(m, groups)}")
@@ -99,7 +101,7 @@ def curves(folders, out):
     """log.jsonl of every run -> training and validation loss by step."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for folder, kw in zip(folders, style(len(folders))):
-        log = read(Path(folder) / "log.jsonl", lambda text: [json.loads(line) for line in text.splitlines()])
+        log = read(folder, runs.read_log)
         for ax, key in ((left, "loss"), (right, "val_loss")):
             points = [(r["iter"], r[key]) for r in log if key in r]
             if points:
@@ -111,7 +113,11 @@ def curves(folders, out):
 
 
 def finish(fig, out):
-    fig.savefig(out, bbox_inches="tight")
+    out = Path(out) if Path(out).suffix else Path(f"{out}.png")
+    try:
+        fig.savefig(out, bbox_inches="tight")
+    except ValueError:
+        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
     print(f"drew {out}")
 
 

@@ -11,6 +11,7 @@ results/README.md, where our numbers stand beside the paper's.
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def train_and_eval(out, model, seed, scale, args, env):
     start = ["python", "train.py", "--model", model, *scale["train"].split(), "--seed", str(seed), "--out_dir", str(out), "--no-evaluate"]
     checkpoint = runs.load_checkpoint(out / "ckpt.pt") if (out / "ckpt.pt").exists() else None
     if checkpoint is None:
+        shutil.rmtree(out, ignore_errors=True)  # killed before its first checkpoint
         run(start + device, env)
     elif checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run(["python", "train.py", "--resume", str(out), "--no-evaluate", *device], env)

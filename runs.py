@@ -181,6 +181,14 @@ def autocast(device, dtype):
     return context, f"{dtype} ({why})"
 
 
+def peak_memory(device):
+    """The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else resident; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    status = Path("/proc/self/status")
+    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1)) * 1024 / 1e9 if status.exists() else None
+
+
 def environment():
     """What a number depends on besides the command: hardware, versions, commit."""
     cpu = platform.processor() or platform.machine()
@@ -211,6 +219,19 @@ def write_safely(path, write):
         raise OSError(f"could not write {path} ({str(e).splitlines()[0]})") from e
     finally:
         tmp.unlink(missing_ok=True)
+
+
+def read_log(folder):
+    """log.jsonl as dicts; a line that a power cut left half written is passed over. Raises OSError."""
+    rows = []
+    for line in (Path(folder) / "log.jsonl").read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("iter"), int):
+            rows.append(row)
+    return rows
 
 
 def write_json(path, obj):

@@ -36,7 +36,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=No
         if temperature == 0:
             new = logits.argmax(-1, keepdim=True)
         else:
-            logits = logits / temperature
+            logits = (logits - logits.max()) / temperature
             if top_k:
                 logits[logits < logits.topk(min(top_k, logits.size(-1))).values[:, -1:]] = float("-inf")
             new = torch.multinomial(logits.softmax(-1), 1)
@@ -58,8 +58,11 @@ def main():
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
     args = runs.parse(parser)
-    if args.max_new_tokens < 1 or args.num_samples < 1 or args.temperature < 0 or args.top_k < 0:
+    if args.max_new_tokens < 1 or args.num_samples < 1 or not 0 <= args.temperature < float("inf") or args.top_k < 0:
         runs.fail("--max_new_tokens and --num_samples must be at least 1, --temperature and --top_k 0 or more")
+    if not 0 <= args.seed < 1 << 62:
+        runs.fail("--seed must be 0 or more, and less than 2^62")
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a ?
     prompt = None if args.prompt is None else args.prompt.encode("utf-8", "surrogateescape")
     if args.prompt_file:
         if args.prompt is not None:

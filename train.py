@@ -7,10 +7,11 @@ Train any model on any task.
     python train.py --resume out/cable-stdlib-nano         go on after Ctrl-C, a kill or a power cut
     torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
 
-Step t draws its data and its dropout from (seed, t) alone, and batch_size counts the sequences of all processes
-together: a resumed run, or the same run on more GPUs, sees the same numbers.
+Step t draws its data and its dropout from (seed, t) alone, so a resumed run sees what an uninterrupted one would have
+seen; batch_size counts the sequences of all processes together, so more GPUs see the same data.
 Ctrl-C saves and exits with 130.
 """
+import itertools
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +76,8 @@ class TrainConfig:
 
 
 # what a resumed run may change: where and how it runs and reports, and how far it goes, never what it computes
-MAY_CHANGE = {"device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
+# (data may have moved: its tokens are checked)
+MAY_CHANGE = {"data", "device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
 
 
 def resolve(argv):
@@ -87,12 +90,15 @@ def resolve(argv):
     early = runs.make_parser(None)
     for flag in ("resume", "model", "data", "size"):
         early.add_argument(f"--{flag}")
-    early = {k: v for k, v in vars(early.parse_known_args([a for a in argv if a not in ("-h", "--help")])[0]).items() if v}
+    early = vars(early.parse_known_args([a for a in argv if a not in ("-h", "--help")])[0])
+    early = {k: v for k, v in early.items() if v is not None}
+    if "" in early.values():
+        runs.fail("--resume, --model, --data and --size need a value")
     checkpoint = None
     if "resume" in early:
         path = runs.find_checkpoint(early["resume"])
         checkpoint = runs.load_checkpoint(path)
-        early = checkpoint["config"] | {k: v for k, v in early.items() if k not in checkpoint["config"]}
+        early = checkpoint["config"] | {k: v for k, v in early.items() if k == "data"}
     module, variant = runs.find_model(early.get("model", TrainConfig.model))
     task = runs.task_class(early.get("data", "stdlib"))
     size = early.get("size", next(iter(task.defaults)))
@@ -113,35 +119,46 @@ def resolve(argv):
         for k, v in given.items():
             if k not in MAY_CHANGE and v != saved[k]:
                 runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved[k]}; leave it out")
-        return saved | given, checkpoint, path.parent
+        config = saved
     config = config | given
     try:
         config = asdict(TrainConfig(**runs.pick(TrainConfig, config))) | config
     except ValueError as e:
         runs.fail(e)
+    if checkpoint:
+        if config["max_iters"] < checkpoint["iter"]:
+            runs.fail(f"--max_iters {config['max_iters']}: the run is at iter {checkpoint['iter']} already")
+        return config, checkpoint, path.parent
     for cls in (module.GPTConfig, task):
         config = {f.name: f.default for f in cls.__dataclass_fields__.values()} | config
     for name in ("block_size", "n_layer", "n_head", "n_embd"):
         if config[name] < 1:
             runs.fail(f"--{name} must be at least 1")
+    if not 0 <= config["dropout"] < 1:
+        runs.fail("--dropout must be in [0, 1)")
     if config.get("causal") is False:
         runs.fail("--no-causal sees the very token it should predict: the tasks here are next-token tasks. "
                   "causal=False is for your own masked-token training")
     config["lr_decay_iters"] = config["lr_decay_iters"] or config["max_iters"]
-    return config, None, new_out_dir(config)
+    return config, None, None
 
 
 def new_out_dir(config):
-    """The folder asked for, or the first free out/<model>-<data>-<size>, -2, -3 ...: a finished run is never overwritten."""
-    if config["out_dir"]:
-        out = Path(config["out_dir"])
-        if (out / "ckpt.pt").exists():
-            runs.fail(f"{out} already holds a run; go on with --resume {out}, or name another --out_dir")
-        return out
+    """
+    The folder asked for, or the first free out/<model>-<data>-<size>, -2, -3 ...: no run is ever overwritten.
+    The log is created at once, so that a second run, started now, finds the folder taken.
+    """
     name = f"{config['model']}-{Path(config['data']).name}-{config['size']}"
-    taken = {p.name for p in (runs.ROOT / "out").glob("*") if (p / "ckpt.pt").exists()}
-    name = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-    return Path(os.path.relpath(runs.ROOT / "out" / name))
+    names = [config["out_dir"]] if config["out_dir"] else (
+        os.path.relpath(runs.ROOT / "out" / name) + (f"-{i}" if i > 1 else "") for i in itertools.count(1))
+    for out in map(Path, names):
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            (out / "log.jsonl").open("x").close()
+            return out
+        except FileExistsError:
+            pass
+    runs.fail(f"{out} already holds a run; go on with --resume {out}, or name another --out_dir")
 
 
 def get_lr(it, c):
@@ -190,7 +207,7 @@ def main():
     device = runs.pick_device(c["device"])
     context, dtype = runs.autocast(device, c["dtype"])
     if ddp:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=2))  # data can take hours
         if rank:
             sys.stdout = open(os.devnull, "w")
             dist.barrier()  # the first process prepares the data, the others then find it ready
@@ -220,19 +237,19 @@ def main():
     print(" ".join(f"{k}={v}" for k, v in c.items() if v != ""))
     print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {device}, {dtype}, "
           f"torch.compile {'on' if compiled else 'off'}, {world} process{'es' * (world > 1)}, {torch.get_num_threads()} threads")
-    print(f"writing to {out}" + f", going on at iter {start}" * (start > 0), flush=True)
-
-    # the log keeps only what the checkpoint knows
     if not rank:
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / "log.jsonl"
-        lines = path.read_text().splitlines() if start and path.exists() else []
-        runs.write_safely(path, lambda tmp: tmp.write_text("".join(f"{x}\n" for x in lines if json.loads(x)["iter"] <= start)))
-    log = open(os.devnull if rank else path, "a", buffering=1)
+        out = out or new_out_dir(c)
+        if start and (out / "log.jsonl").exists():  # the log keeps only what the checkpoint knows
+            known = "".join(json.dumps(row) + "\n" for row in runs.read_log(out) if row["iter"] <= start)
+            runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(known))
+    log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1)
+    print(f"writing to {out}" + f", going on at iter {start}" * (start > 0), flush=True)
 
     def save(it, name="ckpt.pt"):
         if rank:
             return
+        if not all(p.isfinite().all() for p in raw_model.parameters()):
+            runs.fail(f"the weights are not finite at iter {it}; try a lower --learning_rate. {out}'s checkpoints are as they were")
         state = dict(config=c, model=raw_model.state_dict(), optimizer=optimizer.state_dict(), iter=it,
                      best_val_loss=best, seconds=seconds, source=source)
         runs.write_safely(out / name, lambda tmp: torch.save(state, tmp))
@@ -263,18 +280,19 @@ def main():
         optimizer.zero_grad(set_to_none=True)
 
         done = it + 1
-        if ddp:  # an interrupt reaches the processes at different steps: all stop, or none
-            flag = torch.tensor(len(stop), device=device)
+        stopping = bool(stop)
+        if ddp:  # an interrupt reaches the processes at different steps: all stop at this one, or none
+            flag = torch.tensor(int(stopping), device=device)
             dist.all_reduce(flag)
-            stop += [1] * (int(flag) - len(stop))
+            stopping = bool(flag)
         end = done == c["max_iters"]
-        if done % c["log_interval"] == 0 or end or stop:
+        if done % c["log_interval"] == 0 or end or stopping:
             if ddp:
                 dist.all_reduce(total)
                 total /= world
             loss, now = total.item(), time.time()
             if not math.isfinite(loss):
-                runs.fail(f"the loss is {loss} at iter {done}; try a lower --learning_rate. The last checkpoint is as it was")
+                runs.fail(f"the loss is {loss} at iter {done}; try a lower --learning_rate. {out}'s checkpoints are as they were")
             tokens = (done - logged) * c["gradient_accumulation_steps"] * c["batch_size"] * x.size(1)
             rate, eta = tokens / (now - clock), (c["max_iters"] - done) * (now - clock) / (done - logged)
             seconds, clock, logged = seconds + now - clock, now, done
@@ -290,7 +308,7 @@ def main():
                 save(done, "best.pt")
             save(done)
             clock = time.time()  # validation is not training time
-        if stop and not end:
+        if stopping and not end:
             save(done)
             print(f"interrupted after iter {done}, saved; go on with: python train.py --resume {out}")
             sys.exit(130)
@@ -300,12 +318,14 @@ def main():
     if rank:
         return
     print(f"trained {c['max_iters']} iters in {seconds:.0f} s, best val loss {best:.4f}; {out}/ckpt.pt is the last, best.pt the best")
+    if stop:
+        sys.exit(130)  # an interrupt during the last validation
     if c["evaluate"]:
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, signal.SIG_DFL)
-        where = ["--device", c["device"]] if c["device"] != "auto" else []
-        if runs.script("eval.py", out, *where) == 0:
-            runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where)
+        where = [w for name in ("device", "dtype") if c[name] != "auto" for w in (f"--{name}", c[name])]
+        failed = runs.script("eval.py", out, *where)
+        sys.exit(runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where) or failed)
 
 
 if __name__ == "__main__":

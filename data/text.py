@@ -9,8 +9,8 @@ Text, from a known corpus or from your own file or folder, as one long stream of
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
 
-Every document follows an end-of-text token. Train, val and test never share a document; only where there are
-fewer than three (or one is most of the text) are they cut by position: first 90 %, next 5 %, last 5 %.
+Every document follows an end-of-text token. Train, val and test never share a document; only where there are fewer than
+three, or holding some out leaves less than half of the text to train on, is it cut by position: 90 %, 5 %, 5 %.
 Tokens lie in data/prepared/<corpus>-<tokenizer>/{train,val,test}.bin as uint16, meta.json beside them.
 """
 import hashlib
@@ -30,6 +30,11 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 PREPARED = Path(__file__).resolve().parent / "prepared"
 CORPORA = ("stdlib", "shakespeare", "wikitext103", "fineweb_edu")
@@ -61,11 +66,11 @@ class Task:
         self.encoding = get_encoding(self.tokenizer)
         self.vocab_size = 50304 if self.tokenizer == "gpt2" else 257  # gpt2's 50257, padded for the GPU
         self.folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        for s, need in zip(SPLITS, (self.block_size + 1, self.block_size + 1, 2)):
+            if self.meta["tokens"][s] < need:
+                raise ValueError(f"{self.data} is too short: its {s} split has {self.meta['tokens'][s]} tokens and needs {need}; "
+                                 "give more text or a smaller --block_size")
         self.streams = {s: np.memmap(self.folder / f"{s}.bin", dtype=np.uint16, mode="r") for s in SPLITS}
-        shortest = min(SPLITS, key=lambda s: len(self.streams[s]))
-        if len(self.streams[shortest]) <= self.block_size:
-            raise ValueError(f"{self.data} is too short: its {shortest} split has {len(self.streams[shortest])} tokens, "
-                             f"block_size={self.block_size} needs {self.block_size + 1}; give more text or a smaller --block_size")
 
     def tokens(self, split):
         return self.streams[split]
@@ -110,6 +115,8 @@ def encode(encoding, documents):
 
 def prepare(data, tokenizer, max_tokens=0):
     """Tokenize a corpus once -> (folder, meta). Raises ValueError, in one line, for what a user can mend."""
+    if max_tokens < 0:
+        raise ValueError("--max_tokens must be 0 (all) or more")
     name, documents, source = open_corpus(data)
     folder = PREPARED / "-".join(filter(None, (name, tokenizer, max_tokens and f"{max_tokens}")))
     meta = read_meta(folder)
@@ -148,9 +155,17 @@ def read_meta(folder):
 
 
 def write(documents, encoding, work, max_tokens, stream):
-    """Append every document's tokens to its split's file. Returns the tokens written per split."""
+    """Append every document's tokens to its split's file, max_tokens in all. Returns the tokens written per split."""
     work.mkdir(parents=True, exist_ok=True)
     progress, counts, cut = work / "progress.json", dict.fromkeys(SPLITS, 0), []
+    share = dict(train=1 - 2 * HELD_OUT, val=HELD_OUT, test=HELD_OUT)
+    quota = {s: round(max_tokens * share[s]) if max_tokens else 1 << 62 for s in SPLITS}
+    if stream and fcntl:  # two processes would mix their tokens
+        lock = open(work / "lock", "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise ValueError(f"another process is preparing this corpus in {work}; wait for it") from e
     if stream and progress.exists():
         state = json.loads(progress.read_text())
         counts = state["counts"]
@@ -169,6 +184,7 @@ def write(documents, encoding, work, max_tokens, stream):
             if split is None:
                 cut.append(ids)
             else:
+                ids = ids[:quota[split] - counts[split]]
                 files[split].write(ids.tobytes())
                 counts[split] += len(ids)
         total = sum(counts.values()) + sum(map(len, cut))
@@ -182,10 +198,10 @@ def write(documents, encoding, work, max_tokens, stream):
             tmp = progress.with_suffix(".tmp")
             tmp.write_text(json.dumps(dict(counts=counts, stream=documents.state_dict())))
             os.replace(tmp, progress)
-        if max_tokens and total >= max_tokens:
+        if all(counts[s] >= quota[s] for s in (SPLITS[:1] if stream else SPLITS)):
             break
-    if cut:  # too few documents to split by document: by position
-        ids = np.concatenate(cut)
+    if cut:  # not split by document: by position
+        ids = np.concatenate(cut)[:max_tokens or None]
         a, b = int(len(ids) * (1 - 2 * HELD_OUT)), int(len(ids) * (1 - HELD_OUT))
         for s, part in zip(SPLITS, (ids[:a], ids[a:b], ids[b:])):
             files[s].write(part.tobytes())
@@ -227,7 +243,7 @@ def open_corpus(data):
         raise ValueError(f"{data} has no text in it")
     root = path.parent if path.is_file() else path
     stat = repr([(str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns) for p in files])
-    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    where = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     return f"{path.name}-{where}", local(files, root), f"{path.name} {hashlib.sha256(stat.encode()).hexdigest()[:16]}"
 
 
@@ -235,13 +251,16 @@ def local(files, root):
     """Files as documents. A document's split follows from a hash of its name: no order of the folder leaks in."""
     size = {p: p.stat().st_size for p in files}
     share, split = HELD_OUT * sum(size.values()), dict.fromkeys(files, "train")
-    by_hash = sorted(files, key=lambda p: hashlib.sha256(p.relative_to(root).as_posix().encode()).digest())
+    by_hash = sorted(files, key=lambda p: hashlib.sha256(os.fsencode(p.relative_to(root).as_posix())).digest())
     for s in ("test", "val"):
         held = 0
         for p in by_hash:
-            if split[p] == "train" and held < share and size[p] and held + size[p] <= 3 * share:
+            if split[p] == "train" and held < share and 0 < size[p] <= 3 * share - held:
                 split[p], held = s, held + size[p]
-    by_document = set(split.values()) == set(SPLITS)
+        rest = [p for p in by_hash if split[p] == "train" and size[p]]
+        if not held and rest:  # all are long: the shortest
+            split[min(rest, key=size.get)] = s
+    by_document = sum(size[p] for p in files if split[p] == "train") >= 0.5 * sum(size.values()) and set(split.values()) == set(SPLITS)
     for p in by_hash:  # in this order, so that any first part of a split is a fair sample of it
         yield split[p] if by_document else None, p.read_bytes()
 
@@ -331,10 +350,11 @@ if __name__ == "__main__":
     parser.add_argument("data")
     parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
     parser.add_argument("--max_tokens", type=int, default=0)
+    parser.error = lambda message: sys.exit(f"error: {message}")
     a = parser.parse_args()
     try:
         print(json.dumps(prepare(a.data, a.tokenizer, a.max_tokens)[1], indent=1))
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; nothing half done is left behind")
