@@ -208,7 +208,8 @@ def write(documents, encoding, work, max_tokens, stream):
             counts[s] += len(part)
     for f in files.values():
         f.close()
-    progress.unlink(missing_ok=True)
+    for leftover in (progress, work / "lock"):
+        leftover.unlink(missing_ok=True)
     return counts
 
 
