@@ -82,14 +82,16 @@ def lengths(path, out, models=None):
             ax.axvline(T, color="gray", lw=1, ls=":", zorder=0)
     left.annotate("training length", (max(block_sizes), 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
                   textcoords="offset points", color="gray", fontsize=8, va="top", rotation=90)
-    left.set_yscale("log")
     low, high = left.get_ylim()
-    steps = (1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-    ticks = [m * 10**k for k in range(-1, 9) for m in steps if low <= m * 10**k <= high]
-    left.set_yticks(ticks, [f"{y:,g}" for y in ticks])
+    if high > 2 * low > 0:
+        left.set_yscale("log")
+        low, high = left.get_ylim()
+        steps = (1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+        ticks = [m * 10**k for k in range(-1, 9) for m in steps if low <= m * 10**k <= high]
+        left.set_yticks(ticks, [f"{y:,g}" for y in ticks])
+        left.yaxis.set_minor_locator(plt.NullLocator())
     left.set_xticks(data["lengths"], [f"{T:,}" for T in data["lengths"]])
-    for axis in (left.xaxis, left.yaxis):
-        axis.set_minor_locator(plt.NullLocator())
+    left.xaxis.set_minor_locator(plt.NullLocator())
     left.set(xlabel="window length (tokens)", ylabel="perplexity", title=f"{data['tokens']:,} tokens, the same at every length")
     right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)", title=f"inside a window of {max(data['lengths']):,} tokens")

@@ -98,7 +98,8 @@ def write_page():
             continue
         e, commits = result["environment"], sorted({r["environment"]["commit"] for r in result["runs"]})
         page += [f"## {path.stem}", "", f"{result['about']}.", "", "```", result["command"], "```", "",
-                 f"{e['gpu'] or e['cpu']}, {e['threads']} threads, torch {e['torch']}, Python {e['python']}, commit {', '.join(commits)}; "
+                 f"{e['gpu'] or e['cpu']}, {e['threads']} thread{'s' * (e['threads'] > 1)} a run, torch {e['torch']}, "
+                 f"Python {e['python']}, commit {', '.join(commits)}; "
                  f"{result['data']['source']}, {result['tokens']:,} tokens of {result['split']}. Each row is "
                  f"`{result['runs'][0]['train_command']}` and so on, then `eval.py`.", "", table(result), ""]
         if path.with_suffix(".png").exists():
