@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -511,7 +512,7 @@ def test_train_eval_plot_and_sample_from_one_command(repo):
     assert "cable-notes-nano/ckpt.pt" in command(repo, "sample.py", "--max_new_tokens", 1)[1]
 
 
-@pytest.mark.parametrize("name", ["cable", "label"])
+@pytest.mark.parametrize("name", ["label"])  # it has what is hardest to resume: draws of its own, besides dropout
 def test_a_resumed_run_equals_an_uninterrupted_one(repo, name):
     """Interrupted by Ctrl-C in the middle, and gone on with: the same losses, to the last digit, dropout and label draws included."""
     flags = ["--model", name, "--data", "notes", "--max_iters", 60, "--eval_interval", 20, "--no-evaluate", "--dropout", 0.1,
@@ -661,22 +662,27 @@ def test_bad_checkpoints_and_contradictions(repo, trained):
 
 
 def test_bad_requests_of_eval_and_sample(repo, trained):
-    assert "the prompt is empty" in complaint(repo, "sample.py", trained / "cable", "--prompt", "")
-    assert "could not read gone.txt" in complaint(repo, "sample.py", trained / "cable", "--prompt_file", "gone.txt")
-    assert "--max_new_tokens" in complaint(repo, "sample.py", trained / "cable", "--max_new_tokens", 0)
-    assert "--temperature" in complaint(repo, "sample.py", trained / "cable", "--temperature", "nan")
-    assert "learned positions end at block_size=16" in complaint(repo, "sample.py", trained / "learned", "--max_new_tokens", 40)
-    assert "no length could be scored" in complaint(repo, "eval.py", trained / "learned", "--lengths", 40)
-    assert "too few for a window of 99999" in complaint(repo, "eval.py", trained / "cable", "--lengths", 99999)
-    assert "unknown split 'tset': did you mean test?" in complaint(repo, "eval.py", trained / "cable", "--split", "tset")
-    assert "--lengths must be at least 1" in complaint(repo, "eval.py", trained / "cable", "--lengths", 0)
-    assert "is not a file that eval.py" in complaint(repo, "plot.py", "lengths", trained / "cable" / "log.jsonl")
     (repo / "odd.json").write_text('{"runs": []}')
-    assert "is not a file that eval.py" in complaint(repo, "plot.py", "lengths", "odd.json")
-    assert "could not read" in complaint(repo, "plot.py", "curves", "nowhere")
-    assert "use .png, .pdf or .svg" in complaint(repo, "plot.py", "curves", trained / "cable", "--out", "x.xyz")
-    assert "unknown entry 'cable_tabel1': did you mean cable_table1?" in complaint(repo, "reproduce.py", "cable_tabel1")
-    assert "unknown 'decod': did you mean decode?" in complaint(repo, "bench.py", "decod")
+    cases = [
+        ("the prompt is empty", "sample.py", trained / "cable", "--prompt", ""),
+        ("could not read gone.txt", "sample.py", trained / "cable", "--prompt_file", "gone.txt"),
+        ("--max_new_tokens", "sample.py", trained / "cable", "--max_new_tokens", 0),
+        ("--temperature", "sample.py", trained / "cable", "--temperature", "nan"),
+        ("learned positions end at block_size=16", "sample.py", trained / "learned", "--max_new_tokens", 40),
+        ("no length could be scored", "eval.py", trained / "learned", "--lengths", 40),
+        ("too few for a window of 99999", "eval.py", trained / "cable", "--lengths", 99999),
+        ("unknown split 'tset': did you mean test?", "eval.py", trained / "cable", "--split", "tset"),
+        ("--lengths must be at least 1", "eval.py", trained / "cable", "--lengths", 0),
+        ("is not a file that eval.py", "plot.py", "lengths", trained / "cable" / "log.jsonl"),
+        ("is not a file that eval.py", "plot.py", "lengths", "odd.json"),
+        ("could not read", "plot.py", "curves", "nowhere"),
+        ("use .png, .pdf or .svg", "plot.py", "curves", trained / "cable", "--out", "x.xyz"),
+        ("unknown entry 'cable_tabel1': did you mean cable_table1?", "reproduce.py", "cable_tabel1"),
+        ("unknown 'decod': did you mean decode?", "bench.py", "decod"),
+    ]
+    with ThreadPoolExecutor(2) as pool:  # most of the time is the import of torch
+        for (says, *_), line in zip(cases, pool.map(lambda case: complaint(repo, *case[1:]), cases)):
+            assert says in line
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(repo, trained):
@@ -966,9 +972,10 @@ def test_help_lists_the_models_own_flags(repo):
     assert "--log_kernel" in cable and "K-CABLE" in cable and "--log_kernel" not in rope and "--capped" in rope
     for flag in ("batch_size", "max_iters", "learning_rate", "eval_interval", "out_dir", "tokenizer", "norm", "qk_norm"):
         assert f"--{flag}" in cable
-    for script in ("sample.py", "eval.py", "plot.py", "bench.py", "reproduce.py", "data/text.py"):
-        out, _ = command(repo, script, "--help")
-        assert f"python {script}" in out
+    scripts = ("sample.py", "eval.py", "plot.py", "bench.py", "reproduce.py", "data/text.py")
+    with ThreadPoolExecutor(2) as pool:
+        for script, (out, _) in zip(scripts, pool.map(lambda script: command(repo, script, "--help"), scripts)):
+            assert f"python {script}" in out
 
 
 def test_seeds_become_one_line():
@@ -982,23 +989,23 @@ def test_seeds_become_one_line():
 def test_reproduce_runs_skips_and_goes_on(repo):
     driver = """
 import sys, reproduce
-reproduce.ENTRIES["cable_table1"]["cpu"] = dict(train=sys.argv.pop(1), eval="--lengths 16 32", models=dict(cable=2, learned=1))
+reproduce.ENTRIES["cable_table1"]["cpu"] = dict(train=sys.argv.pop(1), eval="--lengths 16 32", models=dict(cable=2))
 reproduce.main()
 """
     flags = "--data notes --max_iters 2 " + " ".join(TINY_FLAGS[:-2])
     words = ("-c", driver, flags, "cable_table1", "--jobs", 2, "--device", "cpu")
     out, _ = command(repo, *words)
-    assert out.count("$ python train.py") == 3 and out.count("$ python eval.py") == 3
+    assert out.count("$ python train.py") == 2 and out.count("$ python eval.py") == 2
     result = json.loads((repo / "results" / "cable_table1.cpu.json").read_text())
-    assert [(r["model"], r["seed"]) for r in result["runs"]] == [("cable", 1337), ("cable", 1338), ("learned", 1337)]
+    assert [(r["model"], r["seed"]) for r in result["runs"]] == [("cable", 1337), ("cable", 1338)]
     page = (repo / "results" / "README.md").read_text()
-    ys = [r["perplexity"]["16"] for r in result["runs"][:2]]
+    ys = [r["perplexity"]["16"] for r in result["runs"]]
     assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page and "python reproduce.py cable_table1" in page
     assert (repo / "results" / "cable_table1.cpu.png").exists()
     # again: nothing to do. A run that was killed goes on; a lost evaluation is made again
     out, _ = command(repo, *words)
     assert "$ python train.py" not in out and "$ python eval.py" not in out
-    path = repo / "out" / "cable_table1.cpu" / "learned-1337" / "ckpt.pt"
+    path = repo / "out" / "cable_table1.cpu" / "cable-1338" / "ckpt.pt"
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["config"]["max_iters"] = 4
     torch.save(checkpoint, path)
