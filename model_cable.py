@@ -111,8 +111,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
         if self.qk_norm:
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
-        S = self.step(self.w_c(x)).float().transpose(1, 2).cumsum(-1)       # (B, H, T)
-        g = F.softplus(self.w_s(x)).float().transpose(1, 2) if self.w_s else None  # (B, H, T)
+        S = self.step(self.w_c(x).float()).transpose(1, 2).cumsum(-1)       # (B, H, T)
+        g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None  # (B, H, T)
         if cache is not None:
             if cache.t:  # go on from the last sum, never sum again
                 S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
