@@ -1,12 +1,15 @@
 """
-Score checkpoints far beyond the training length: perplexity by length, and loss by position in the longest window.
+Score checkpoints: on text by perplexity far beyond the training length, on a synthetic task by its errors on every test set.
 
-    python eval.py                                   the newest checkpoint, at 1, 2, 4, 8 and 16 x its training length
+    python eval.py                                   the newest checkpoint; text at 1, 2, 4, 8 and 16 x its training length
     python eval.py out/cable-* out/rope-*            several, in one table and one figure
     python eval.py --lengths 512 16384 --tokens 0    other lengths, the whole split
+    python eval.py out/tra-flipflop-nano --lengths 128 1024 --sequences 10000
 
-The text is cut into windows that do not overlap; **every length scores the same tokens**. Writes a JSON and a figure.
+Text is cut into windows that do not overlap; **every length scores the same tokens**. A task's sequences are drawn anew, the
+same for every model, each number with its 95 % interval. Writes a JSON and a figure.
 """
+import math
 import sys
 import time
 from pathlib import Path
@@ -47,24 +50,70 @@ def by_position(losses, T):
     return [[a, b - 1, float(mean[a:b].mean())] for a, b in zip(edges, edges[1:])]
 
 
-def main():
-    parser = runs.make_parser(__doc__)
-    parser.add_argument("checkpoints", nargs="*", help="run folders or checkpoint files; default: the newest under out/")
-    parser.add_argument("--lengths", type=int, nargs="+", help="window lengths; default: 1, 2, 4, 8, 16 x the training length")
-    parser.add_argument("--tokens", type=int, default=131072, help="how much of the split to score; 0 is all (default: 131072)")
-    parser.add_argument("--split", default="test", help="train, val or test (default: test)")
-    parser.add_argument("--data", type=runs.absolute, help="another corpus, file or folder than the runs were trained on")
-    parser.add_argument("--out", help="where to write, without extension; default: eval.json and eval.png in the run's folder, "
-                                      "out/eval for several runs")
-    parser.add_argument("--seed", type=int, default=1337, help="of models that draw at test time (label)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
-    args = runs.parse(parser)
-    device = runs.pick_device(args.device)
-    context, dtype = runs.autocast(device, args.dtype)
-    paths = [runs.find_checkpoint(p) for p in args.checkpoints or [None]]
-    loaded = [runs.load_run(p, device) for p in paths]
+def interval(count, out_of):
+    """
+    count (N,) hits out of out_of (N,) trials in each of N independent sequences -> (rate, low, high): Wilson's 95 % interval,
+    for as many independent trials as vary like these do: the reads of one string are not independent.
+    """
+    n, p, z = out_of.sum(), count.sum() / out_of.sum(), 1.96
+    spread = ((count - p * out_of) ** 2).sum() / n**2  # variance of the rate, whole sequences being drawn
+    m = p * (1 - p) / spread if spread else (out_of > 0).sum()
+    middle, half = p + z * z / (2 * m), z * math.sqrt(p * (1 - p) / m + z * z / (4 * m * m))
+    return tuple(min(max(float(v), 0.0), 1.0) for v in (p, (middle - half) / (1 + z * z / m), (middle + half) / (1 + z * z / m)))
 
+
+@torch.no_grad()
+def task_scores(model, task, split, sequences, seed, device, context):
+    """-> {metric: dict(value, low, high)} over so many new sequences of a split, the same for every model."""
+    counts, chunk = {}, 500
+    for first in range(0, sequences, chunk):
+        rng = np.random.default_rng([seed, 1 << 41, task.splits.index(split), first])  # training has [seed, step]
+        drawn = [torch.from_numpy(a).to(device) for a in task.batch(split, min(chunk, sequences - first), rng)]
+        for x, y in zip(*(a.split(max(1, 2**14 // a.size(1))) for a in drawn)):
+            with context:
+                logits = model(x)[0]
+            for metric, pair in task.score(logits, x, y).items():
+                counts.setdefault(metric, []).append([n.double().cpu().numpy() for n in pair])
+    return {metric: dict(zip(("value", "low", "high"), interval(*map(np.concatenate, zip(*pairs))))) for metric, pairs in counts.items()}
+
+
+def evaluate_task(args, paths, loaded, device, context, dtype):
+    """A synthetic task: every model, length and split -> what goes into the JSON."""
+    first = loaded[0][1]
+    for path, (_, config, _) in zip(paths, loaded):
+        if config["data"] != first["data"]:
+            runs.fail(f"{path} was trained on {config['data']}, {paths[0]} on {first['data']}: score them one by one")
+    if args.tokens is not None:
+        runs.fail(f"--tokens is for text; {first['data']} has --sequences")
+    task = runs.make_task(first)
+    splits = [args.split] if args.split else [s for s in task.splits if s != "train"]
+    if splits[0] not in task.splits:
+        runs.fail(f"unknown split {args.split!r}: {runs.nearest(args.split, task.splits)}")
+    lengths = args.lengths or [None]
+    tasks = {T: [runs.make_task(config | ({"block_size": T} if T else {})) for _, config, _ in loaded] for T in lengths}
+    print(f"{first['data']}: {args.sequences:,} new sequences a split, % [95 % interval]; {device}, {dtype}")
+    results = []
+    for n, (path, (model, config, checkpoint)) in enumerate(zip(paths, loaded)):
+        row, start = describe(path, model, config, checkpoint) | dict(scores={}), time.time()
+        for T in lengths:
+            print(f"{row['name']}, {T or config['block_size']:,} tokens")
+            scores = row["scores"][T or config["block_size"]] = {}
+            for split in splits:
+                torch.manual_seed(args.seed)
+                try:
+                    scores[split] = task_scores(model, tasks[T][n], split, args.sequences, args.seed, device, context)
+                except ValueError as e:  # an encoding that ends
+                    print(f"  {split:8} - {e}")
+                    continue
+                print(f"  {split:8}" + "".join(f"{m:>17} {100 * v['value']:7.3f} [{100 * v['low']:.3f}, {100 * v['high']:.3f}]"
+                                               for m, v in scores[split].items()), flush=True)
+        if any(row["scores"].values()):
+            results.append(row | dict(eval_seconds=round(time.time() - start, 2)))
+    return dict(data=dict(corpus=first["data"], source=f"data/{first['data']}.py"), sequences=args.sequences, splits=splits, runs=results)
+
+
+def evaluate_text(args, paths, loaded, device, context, dtype):
+    """Text: every model at every window length -> what goes into the JSON."""
     first = loaded[0][1]
     for path, (_, config, _) in zip(paths, loaded):
         if not args.data and config["data"] != first["data"]:
@@ -77,28 +126,26 @@ def main():
         if not args.data and checkpoint["source"] != task.meta["sha256"]:
             runs.fail(f"the text behind {first['data']} is not what {path} was trained on: its training documents may be in this split. "
                       f"To score it all the same, name the text: --data {first['data']}")
-    if args.split not in task.splits:
-        runs.fail(f"unknown split {args.split!r}: {runs.nearest(args.split, task.splits)}")
-    if args.tokens < 0 or min(args.lengths or [1]) < 1 or not 0 <= args.seed < 1 << 63:
-        runs.fail("--lengths must be at least 1, --tokens and --seed 0 or more")
-    stream = task.tokens(args.split)
-    stream = stream[:args.tokens + 1] if args.tokens else stream
+    split = args.split or "test"
+    if split not in task.splits:
+        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+    tokens = 131072 if args.tokens is None else args.tokens
+    stream = task.tokens(split)
+    stream = stream[:tokens + 1] if tokens else stream
     lengths = sorted(set(args.lengths or [first["block_size"] * m for m in (1, 2, 4, 8, 16)]))
     if not args.lengths and len(stream) <= lengths[-1]:
         lengths = [T for T in lengths if T < len(stream)] or lengths[:1]
         print(f"the split has {len(stream):,} tokens: lengths up to {lengths[-1]} only")
     if len(stream) <= lengths[-1]:
-        runs.fail(f"{len(stream):,} tokens of the {args.split} split are too few for a window of {lengths[-1]}: "
+        runs.fail(f"{len(stream):,} tokens of the {split} split are too few for a window of {lengths[-1]}: "
                   "take --tokens 0, shorter --lengths or more text")
 
-    print(f"perplexity on {len(stream) - 1:,} tokens of {task.meta['corpus']} ({args.split}), the same at every length; {device}, {dtype}")
+    print(f"perplexity on {len(stream) - 1:,} tokens of {task.meta['corpus']} ({split}), the same at every length; {device}, {dtype}")
     width = max(len(str(p.parent.name)) for p in paths)
     print(" " * width + "".join(f"{T:>10}" for T in lengths))
     results = []
     for path, (model, config, checkpoint) in zip(paths, loaded):
-        row = dict(name=path.parent.name, model=config["model"], seed=config["seed"], checkpoint=path.name, iter=checkpoint["iter"],
-                   train_seconds=round(checkpoint["seconds"]), block_size=config["block_size"],
-                   parameters=sum(p.numel() for p in model.parameters()), config=config, perplexity={}, eval_seconds={})
+        row = describe(path, model, config, checkpoint) | dict(perplexity={}, eval_seconds={})
         print(f"{row['name']:<{width}}", end="", flush=True)
         notes = []
         for T in lengths:
@@ -116,17 +163,54 @@ def main():
         print("".join("\n" + n for n in notes[-1:]), flush=True)
         if row["perplexity"]:
             results.append(row)
-    if not results:
+    return dict(data=task.meta, split=split, tokens=len(stream) - 1, lengths=lengths, runs=results)
+
+
+def describe(path, model, config, checkpoint):
+    return dict(name=path.parent.name, model=config["model"], seed=config["seed"], checkpoint=path.name, iter=checkpoint["iter"],
+                train_seconds=round(checkpoint["seconds"]), block_size=config["block_size"],
+                parameters=sum(p.numel() for p in model.parameters()), config=config)
+
+
+def main():
+    parser = runs.make_parser(__doc__)
+    parser.add_argument("checkpoints", nargs="*", help="run folders or checkpoint files; default: the newest under out/")
+    parser.add_argument("--lengths", type=int, nargs="+",
+                        help="window or sequence lengths; default: 1, 2, 4, 8, 16 x the training length on text, 1 x on a task")
+    parser.add_argument("--tokens", type=int, help="text: how much of the split to score; 0 is all (default: 131072)")
+    parser.add_argument("--sequences", type=int, default=2000, help="task: how many to score, per split (default: 2000)")
+    parser.add_argument("--split", help="default: test on text, every test split of a task")
+    parser.add_argument("--data", type=runs.absolute, help="another corpus, file or folder than the runs were trained on")
+    parser.add_argument("--out", help="where to write, without extension; default: eval.json and eval.png in the run's folder, "
+                                      "out/eval for several runs")
+    parser.add_argument("--seed", type=int, default=1337, help="of models that draw at test time (label)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
+    args = runs.parse(parser)
+    device = runs.pick_device(args.device)
+    context, dtype = runs.autocast(device, args.dtype)
+    paths = [runs.find_checkpoint(p) for p in args.checkpoints or [None]]
+    loaded = [runs.load_run(p, device) for p in paths]
+
+    for path, (_, config, _) in zip(paths, loaded):
+        kinds = {d: hasattr(runs.task_class(d), "score") for d in (config["data"], args.data or config["data"])}
+        if len(kinds) > 1 and any(kinds.values()):
+            runs.fail(f"{path} was trained on {config['data']}, not on {args.data}: it can be scored on {config['data']} only")
+    if args.sequences < 1 or min(args.lengths or [1]) < 1 or (args.tokens or 0) < 0 or not 0 <= args.seed < 1 << 63:
+        runs.fail("--lengths and --sequences must be at least 1, --tokens and --seed 0 or more")
+    synthetic = hasattr(runs.task_class(loaded[0][1]["data"]), "score")
+    found = (evaluate_task if synthetic else evaluate_text)(args, paths, loaded, device, context, dtype)
+    if not found["runs"]:
         runs.fail("no length could be scored")
 
     base = args.out or (paths[0].parent / "eval" if len(paths) == 1 else runs.ROOT / "out" / "eval")
     base = Path(base)
     base.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(base.with_name(base.name + ".json"), dict(
-        command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype, data=task.meta,
-        peak_memory_GB=runs.peak_memory(device), split=args.split, tokens=len(stream) - 1, lengths=lengths, runs=results))
+        command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype,
+        peak_memory_GB=runs.peak_memory(device), **found))
     print(f"wrote {base}.json", flush=True)
-    sys.exit(runs.script("plot.py", "lengths", f"{base}.json"))
+    sys.exit(runs.script("plot.py", "scores" if synthetic else "lengths", f"{base}.json"))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,31 @@ def lengths(path, out, models=None):
     finish(fig, out or Path(path).with_suffix(".png"))
 
 
+def scores(path, out, metric=None):
+    """eval.py's JSON of a task -> one panel per split, one row per model: every seed a dot, its 95 % interval a line."""
+    def parse(path):
+        data = json.loads(path.read_text())
+        groups = {}
+        for r in data["runs"]:
+            for T, by_split in r["scores"].items():
+                label = r.get("label", r["name"]) + (f", {int(T):,}" if len(r["scores"]) > 1 else "")
+                groups.setdefault(label, []).append(by_split)
+        return data["splits"], groups, next(m for by_split in data["runs"][0]["scores"].values() for s in by_split.values() for m in s)
+    splits, groups, headline = read(path, parse)
+    metric = metric or headline
+    fig, axes = plt.subplots(1, len(splits), figsize=(3.4 * len(splits) + 1, 0.3 * len(groups) + 1.3), sharey=True, squeeze=False)
+    for ax, split in zip(axes[0], splits):
+        for n, rows in enumerate(groups.values()):
+            found = [r[split][metric] for r in rows if metric in r.get(split, {})]
+            for offset, f in zip(np.linspace(-0.15, 0.15, len(found)) if len(found) > 1 else [0], found):
+                ax.plot([100 * f["low"], 100 * f["high"]], [n + offset] * 2, color="black", lw=1, alpha=0.5)
+                ax.plot(100 * f["value"], n + offset, "o", color="black", ms=4, clip_on=False)
+        ax.set(title=split, xlabel=f"{metric.replace('_', ' ')} (%)", xlim=(-2, 102))
+    axes[0, 0].set_yticks(range(len(groups)), groups)
+    axes[0, 0].invert_yaxis()
+    finish(fig, out or Path(path).with_suffix(".png"))
+
+
 def curves(folders, out):
     """log.jsonl of every run -> training and validation loss by step."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
@@ -129,12 +154,20 @@ def main():
     p = kinds.add_parser("lengths", help="perplexity by length and loss by position")
     p.add_argument("json", help="written by eval.py or reproduce.py")
     p.add_argument("--models", nargs="+", help="draw only these, in this order; default: all")
+    p = kinds.add_parser("scores", help="a synthetic task's scores by split")
+    p.add_argument("json", help="written by eval.py or reproduce.py")
+    p.add_argument("--metric", help="which; default: the task's first")
     p = kinds.add_parser("curves", help="learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
     for p in kinds.choices.values():
         p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser)
-    lengths(args.json, args.out, args.models) if args.kind == "lengths" else curves(args.folders, args.out)
+    if args.kind == "lengths":
+        lengths(args.json, args.out, args.models)
+    elif args.kind == "scores":
+        scores(args.json, args.out, args.metric)
+    else:
+        curves(args.folders, args.out)
 
 
 if __name__ == "__main__":

@@ -29,17 +29,100 @@ CABLE_TABLE1 = {
     "sinusoidal": (25.18, 23.73, 172.33, 607.48, 1348.23, 2017.42)}
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
 
-# what each entry runs: the flags of train.py and eval.py, and how many seeds of which model
+# TRA, Table 1: exact match in % on iid, dense, sparse
+TRA_TABLE1 = {
+    "nope": (100, 0.15, 99.97), "learned": (100, 27.38, 90.61), "t5": (100, 41.2, 70.48), "rope": (100, 100, 72.82),
+    "label": (100, 12.58, 86.93), "fox": (100, 100, 93.4), "diff": (100, 100, 77.8), "cope": (100, 100, 95.1), "tra": (100, 100, 100)}
+# CoPE, Table 7: error in % in distribution and out of it; the row's name is dimension, layers, heads
+COPE_TABLE7 = {
+    "cope 256/4/4": (0.03, 4.9), "cope 256/2/4": (0.0, 13.2), "cope 256/4/2": (0.0, 3.0), "cope 256/2/2": (0.0, 14.6),
+    "cope 128/4/4": (0.2, 33.2), "cope 128/2/4": (0.03, 22.3), "cope 128/4/2": (0.03, 14.5), "cope 128/2/2": (0.02, 24.5),
+    "cope_mlp": (0.03, 5.9), "alibi 1": (0.0, 11.4), "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
+COPE_SHAPES = {f"cope {C}/{L}/{H}": f"--n_embd {C} --n_layer {L} --n_head {H}" for C in (256, 128) for L in (4, 2) for H in (4, 2)}
+SLOPES = {f"alibi {name}": ",".join(str(first / 2**h) for h in range(4)) for name, first in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16))}
+NORMS = {f"{m} {norm}{' qk-norm' * qk}": f"--model {m} --norm {norm} --{'' if qk else 'no-'}qk_norm"
+         for m in ("tra", "fox", "cope", "rope") for norm in ("pre", "post") for qk in (True, False)}
+# CoPE's flip-flop setting (appendix C): 10,000 steps, linear decay; "batch size 16" on 8 GPUs is read as 16 on each
+COPE_FLIPFLOP = "--data flipflop --size paper --max_iters 10000 --batch_size 128 --learning_rate 3e-4 --lr_decay linear --beta2 0.999"
+
+
+def seeds(n, *models, flags=""):
+    """{model: (its train.py flags, how many seeds)}"""
+    return {m: (f"--model {m} {flags}".strip(), n) for m in models}
+
+
+# What each entry runs: train.py's and eval.py's flags for all its rows, and {row: (train.py's flags for it, seeds)}.
+# columns: heading, split and metric of a synthetic task's table, in the order of the paper's numbers (all in %).
+# Entries of one group share their runs.
 ENTRIES = {
     "cable_table1": dict(
         about="CABLE, Table 1: perplexity far beyond the training length, every encoding on one backbone",
         paper=CABLE_TABLE1,
         cpu=dict(train="--size nano --data stdlib", eval="",
-                 models=dict(cable=3, alibi=3, rope=3, cable_nw=1, k_cable=1, nope=1, learned=1, sinusoidal=1, t5=1, kerple=1,
-                             fire=1, relative=1, relative_capped=1, label=1)),
+                 rows=seeds(3, "cable", "alibi", "rope") | seeds(1, "cable_nw", "k_cable", "nope", "learned", "sinusoidal", "t5", "kerple",
+                                                                  "fire", "relative", "relative_capped", "label")),
         paper_scale=dict(train="--size tiny --data wikitext103 --max_iters 9000 --batch_size 64 --gradient_accumulation_steps 2",
-                         eval="--tokens 0 --lengths " + " ".join(map(str, PAPER_LENGTHS)),
-                         models={m: 1 for m in CABLE_TABLE1} | dict(k_cable=1)),
+                         eval="--tokens 0 --lengths " + " ".join(map(str, PAPER_LENGTHS)), rows=seeds(1, *CABLE_TABLE1, "k_cable")),
+    ),
+    "tra_table1": dict(
+        about="TRA, Table 1: flip-flop, exact match (%)",
+        paper=TRA_TABLE1, columns=[("iid", "iid", "exact_match"), ("dense", "dense", "exact_match"), ("sparse", "sparse", "exact_match")],
+        cpu=dict(train="--data flipflop", eval="--sequences 5000",
+                 rows=seeds(3, "tra", "cope", "fox", "rope") | seeds(1, "diff", "t5", "learned", "label", "nope")),
+        paper_scale=dict(train="--data flipflop --size paper", eval="--sequences 10000", rows=seeds(4, *reversed(TRA_TABLE1))),
+    ),
+    "tra_norm": dict(
+        about="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match (%), at one budget; no paper has this table",
+        paper={}, columns=[("iid", "iid", "exact_match"), ("dense", "dense", "exact_match"), ("sparse", "sparse", "exact_match")],
+        cpu=dict(train="--data flipflop", eval="--sequences 5000", rows={label: (flags, 1) for label, flags in NORMS.items()}),
+        paper_scale=dict(train="--data flipflop --size paper", eval="--sequences 10000",
+                         rows={label: (flags, 2) for label, flags in NORMS.items()}),
+    ),
+    "cope_table2_flipflop": dict(
+        about="CoPE, Table 2, left: flip-flop, error (%); the paper does not say whether of reads or of strings, these are wrong reads",
+        paper={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
+        columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
+        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 5000",
+                 rows=seeds(1, "cope", "rope", "learned")),
+        paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000", rows=seeds(3, "cope", "rope", "learned")),
+    ),
+    "cope_table2_copy": dict(
+        about="CoPE, Table 2, right: selective copy, sequences with an error (%)",
+        paper={"learned": (16.9, 25.6, 85.2), "rope": (40.1, 100, 100), "cope": (0.0, 0.0, 0.0)},
+        columns=[("iid", "iid", "sequence_error"), ("dense", "dense", "sequence_error"), ("sparse", "sparse", "sequence_error")],
+        cpu=dict(train="--data selective_copy", eval="--sequences 5000",
+                 rows=seeds(1, "cope", flags="--P 64") | seeds(1, "rope", "learned")),
+        paper_scale=dict(train="--data selective_copy --size paper", eval="--sequences 10000",
+                         rows=seeds(3, "cope", flags="--P 512") | seeds(3, "rope", "learned")),
+    ),
+    "cope_table3": dict(
+        about="CoPE, Table 3: counting with 1, 3 and 5 variables, wrong answers (%)", group="counting",
+        paper={f"{m} {v} var": (y,) for m, ys in dict(cope=(0.0, 1.2, 7.4), relative=(1.1, 17.8, 22.4), learned=(5.3, 67.6, 71.5)).items()
+               for v, y in zip((1, 3, 5), ys)},
+        columns=[("in distribution", "iid", "answer_error")],
+        cpu=dict(train="--data counting", eval="--sequences 5000",
+                 rows={f"{m} {v} var": (f"--model {m} --vars {v}", 1) for v in (1, 3, 5) for m in ("cope", "relative", "learned")}),
+        paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",
+                         rows={f"{m} {v} var": (f"--model {m} --vars {v}", 3) for v in (1, 3, 5) for m in ("cope", "relative", "learned")}),
+    ),
+    "cope_table4": dict(
+        about="CoPE, Table 4: counting one variable with more or fewer passes than in training, wrong answers (%)", group="counting",
+        paper={"cope 1 var": (0.0, 0.0, 4.0), "relative 1 var": (1.1, 8.8, 34.1)},
+        columns=[("pass 50", "iid", "answer_error"), ("pass 100", "pass100", "answer_error"), ("pass 10", "pass10", "answer_error")],
+        cpu=dict(train="--data counting", eval="--sequences 5000",
+                 rows={f"{m} 1 var": (f"--model {m} --vars 1", 1) for m in ("cope", "relative")}),
+        paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",
+                         rows={f"{m} 1 var": (f"--model {m} --vars 1", 3) for m in ("cope", "relative")}),
+    ),
+    "cope_table7": dict(
+        about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count",
+        paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
+        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 5000", rows={}),
+        paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000",
+                         rows={label: (f"--model cope {flags}", 3 if "256/4/4" in label else 1) for label, flags in COPE_SHAPES.items()}
+                         | {"cope_mlp": ("--model cope_mlp", 1)}
+                         | {label: (f"--model cope_alibi --slopes {m}", 3) for label, m in SLOPES.items()}
+                         | {"alibi learned": ("--model cope_alibi", 3)}),
     ),
 }
 
@@ -52,24 +135,52 @@ def run(command, env):
         raise RuntimeError(f"{shlex.join(command)} exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def train_and_eval(out, model, seed, scale, args, env):
+def train_and_eval(out, flags, seed, scale, args, env):
     """One row of a table: out/{ckpt.pt,eval.json}, made now or already there. -> eval.json's dict."""
     device = ["--device", args.device] if args.device != "auto" else []
-    start = ["python", "train.py", "--model", model, *scale["train"].split(), "--seed", str(seed), "--out_dir", str(out), "--no-evaluate"]
+    start = ["python", "train.py", *flags.split(), *scale["train"].split(), "--seed", str(seed)]
+    where = ["--out_dir", str(out), "--no-evaluate"]
     checkpoint = runs.load_checkpoint(out / "ckpt.pt") if (out / "ckpt.pt").exists() else None
     if checkpoint is None:
         shutil.rmtree(out, ignore_errors=True)  # killed before its first checkpoint
-        run(start + device, env)
+        run(start + where + device, env)
     elif checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run(["python", "train.py", "--resume", str(out), "--no-evaluate", *device], env)
     evaluated = out / "eval.json"
     if not evaluated.exists() or evaluated.stat().st_mtime < (out / "ckpt.pt").stat().st_mtime:
         run(["python", "eval.py", str(out), *scale["eval"].split(), *device], env)
-    return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start[:-3]))
+    return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start))
 
 
 def table(result):
-    """A result's JSON -> markdown: mean +- standard deviation over the seeds, by window length."""
+    """A result's JSON -> markdown: mean +- standard deviation over the seeds, the paper's number beside it."""
+    return (task_table if "columns" in result else text_table)(result)
+
+
+def task_table(result):
+    """Rates in %. A row of one seed has the 95 % interval that its test sequences allow."""
+    rows, paper = {}, result["paper"]
+    for r in result["runs"]:
+        rows.setdefault(r["label"], []).append(r)
+    heads = [h for name, *_ in result["columns"] for h in ([name, "paper"] if paper else [name])]
+    text = ["| model | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    for label, rs in rows.items():
+        cells = []
+        for n, (_, split, metric) in enumerate(result["columns"]):
+            found = [scores[split][metric] for r in rs for scores in r["scores"].values() if split in scores]
+            ys = [100 * f["value"] for f in found]
+            cell = "-" if not ys else f"{statistics.mean(ys):.2f}"
+            if len(ys) > 1:
+                cell += f" ± {statistics.stdev(ys):.2f}"
+            elif ys:
+                cell += f" [{100 * found[0]['low']:.2f}, {100 * found[0]['high']:.2f}]"
+            cells += [cell, f"{paper[label][n]:g}" if label in paper else "-"] if paper else [cell]
+        text.append(f"| {label} | {len(rs)} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def text_table(result):
+    """Perplexity by window length."""
     lengths, paper, rows = result["lengths"], result["paper"], {}
     for r in result["runs"]:
         rows.setdefault(r["model"], []).append(r)
@@ -91,17 +202,19 @@ def table(result):
 
 def write_page():
     """results/README.md: every result's command, hardware and table, from the JSON files beside it."""
-    page = ["# Results", "", "Written by `reproduce.py` from the JSON files beside this page. A number without a spread is one seed.", ""]
+    page = ["# Results", "", "Written by `reproduce.py` from the JSON files beside this page. ± is the standard deviation over the seeds; "
+            "a row of one seed has no spread, or in brackets the 95 % interval of its test sequences.", ""]
     for path in sorted((runs.ROOT / "results").glob("*.json")):
         result = json.loads(path.read_text())
         if "entry" not in result:
             continue
         e, commits = result["environment"], sorted({r["environment"]["commit"] for r in result["runs"]})
+        scored = f"{result['tokens']:,} tokens of {result['split']}" if "tokens" in result else f"{result['sequences']:,} sequences a split"
         page += [f"## {path.stem}", "", f"{result['about']}.", "", "```", result["command"], "```", "",
                  f"{e['gpu'] or e['cpu']}, {e['threads']} thread{'s' * (e['threads'] > 1)} a run, torch {e['torch']}, "
                  f"Python {e['python']}, commit {', '.join(commits)}; "
-                 f"{result['data']['source']}, {result['tokens']:,} tokens of {result['split']}. Each row is "
-                 f"`{result['runs'][0]['train_command']}` and so on, then `eval.py`.", "", table(result), ""]
+                 f"{result['data']['source']}, {scored}. Each row is `{result['runs'][0]['train_command']}` and so on, "
+                 "then `eval.py`.", "", table(result), ""]
         if path.with_suffix(".png").exists():
             page += [f"![{path.stem}]({path.with_suffix('.png').name})", ""]
     runs.write_safely(runs.ROOT / "results" / "README.md", lambda tmp: tmp.write_text("\n".join(page)))
@@ -120,7 +233,7 @@ def main():
         for name, e in ENTRIES.items():
             print(f"{name}\n    {e['about']}")
             for s, key in (("cpu", "cpu"), ("paper", "paper_scale")):
-                print(f"    --scale {s:6} {sum(e[key]['models'].values())} runs of: train.py --model ... {e[key]['train']}")
+                print(f"    --scale {s:6} {sum(n for _, n in e[key]['rows'].values()):3} runs of: train.py --model ... {e[key]['train']}")
         return
     if args.entry not in ENTRIES:
         runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, ENTRIES)}")
@@ -129,12 +242,13 @@ def main():
     entry = ENTRIES[args.entry]
     scale = entry["cpu" if args.scale == "cpu" else "paper_scale"]
     name = f"{args.entry}.{args.scale}"
-    todo = [(model, 1337 + s) for model, seeds in scale["models"].items() for s in range(args.seeds or seeds)]
+    todo = [(label, flags, 1337 + s) for label, (flags, n) in scale["rows"].items() for s in range(args.seeds or n)]
     env = os.environ | ({"OMP_NUM_THREADS": str(max(1, os.cpu_count() // args.jobs))} if args.jobs > 1 else {})
 
-    def one(model_seed):
-        model, seed = model_seed
-        return train_and_eval(Path("out") / name / f"{model}-{seed}", model, seed, scale, args, env)
+    def one(row):
+        label, flags, seed = row
+        folder = f"{label}-{seed}".replace(" ", "-").replace("/", "_")
+        return train_and_eval(Path("out") / f"{entry.get('group', args.entry)}.{args.scale}" / folder, flags, seed, scale, args, env)
     os.chdir(runs.ROOT)
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(one, m) for m in todo]
@@ -143,13 +257,17 @@ def main():
         except BaseException as e:  # a failed command, or Ctrl-C: what runs is saved, what waits does not begin
             pool.shutdown(cancel_futures=True)
             runs.fail(e) if isinstance(e, RuntimeError) else sys.exit(130)
-    result = {k: evals[0][k] for k in ("environment", "dtype", "data", "split", "tokens", "lengths")}
+    shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
+    result = {k: evals[0][k] for k in shared if k in evals[0]}
     command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)
     result |= dict(entry=args.entry, about=entry["about"], command=command, paper=entry["paper"],
-                   runs=[e["runs"][0] | dict(train_command=e["train_command"], environment=e["environment"]) for e in evals])
+                   runs=[e["runs"][0] | dict(label=label, train_command=e["train_command"], environment=e["environment"])
+                         for (label, *_), e in zip(todo, evals)])
+    if "columns" in entry:
+        result["columns"] = entry["columns"]
     Path("results").mkdir(exist_ok=True)
     runs.write_json(f"results/{name}.json", result)
-    runs.script("plot.py", "lengths", f"results/{name}.json")
+    runs.script("plot.py", "scores" if "columns" in entry else "lengths", f"results/{name}.json")
     write_page()
     print(table(result) + f"\n\nwrote results/{name}.json and results/README.md")
 

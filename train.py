@@ -183,16 +183,30 @@ def make_optimizer(model, c, device):
 
 @torch.no_grad()
 def validate(model, task, c, device, context):
-    """Mean loss over the same eval_iters batches of the validation split, every time."""
+    """
+    -> mean loss over the same eval_iters batches of the validation split, every time, and for a synthetic task
+    {split: {metric: value}} on as many of each test split: to watch, never to choose a checkpoint by.
+    """
     model.eval()
-    rng, losses = np.random.default_rng([c["seed"], 1 << 40]), []
-    split = "val" if "val" in task.splits else task.splits[1]
-    for _ in range(c["eval_iters"]):
-        x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, c["batch_size"], rng))
-        with context:
-            losses.append(model(x, y)[1].item())
+    splits = [s for s in task.splits if s != "train"] if hasattr(task, "score") else ["val"]
+    losses, scores = [], {s: {} for s in splits if s != "val"}
+    for n, split in enumerate(splits):
+        rng = np.random.default_rng([c["seed"], (1 << 40) + n])
+        for _ in range(c["eval_iters"]):
+            x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, c["batch_size"], rng))
+            try:
+                with context:
+                    logits, loss = model(x, y)
+            except ValueError:  # an encoding that ends before this split's sequences do
+                break
+            if n == 0:
+                losses.append(loss.item())
+            if split in scores:
+                for metric, (count, out_of) in task.score(logits, x, y).items():
+                    a, b = scores[split].get(metric, (0, 0))
+                    scores[split][metric] = a + count.sum().item(), b + out_of.sum().item()
     model.train()
-    return sum(losses) / len(losses)
+    return sum(losses) / len(losses), {s: {m: a / max(b, 1) for m, (a, b) in ms.items()} for s, ms in scores.items()}
 
 
 def main():
@@ -300,9 +314,10 @@ def main():
                   f"eta {int(eta) // 60}m{int(eta) % 60:02d}s", flush=True)
             log.write(json.dumps(dict(iter=done, loss=loss, lr=get_lr(it, c), tok_s=round(rate), seconds=round(seconds, 2))) + "\n")
         if done % c["eval_interval"] == 0 or end:
-            val = validate(raw_model, task, c, device, context)
-            print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}", flush=True)
-            log.write(json.dumps(dict(iter=done, val_loss=val)) + "\n")
+            val, scores = validate(raw_model, task, c, device, context)
+            print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}"
+                  + "".join(f" | {s} " + " ".join(f"{m} {v:.4f}" for m, v in ms.items()) for s, ms in scores.items()), flush=True)
+            log.write(json.dumps(dict(iter=done, val_loss=val) | (dict(scores=scores) if scores else {})) + "\n")
             if val < best:
                 best = val
                 save(done, "best.pt")
@@ -325,7 +340,9 @@ def main():
             signal.signal(s, signal.SIG_DFL)
         where = [w for name in ("device", "dtype") if c[name] != "auto" for w in (f"--{name}", c[name])]
         failed = runs.script("eval.py", out, *where)
-        sys.exit(runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where) or failed)
+        if not hasattr(task, "score"):  # a synthetic task has nothing to write
+            failed = runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where) or failed
+        sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+"""
+Differential Transformer: two attention maps, the second subtracted from the first as noise (Ye et al., 2024, Eq. 1-3).
+
+    A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2))      q and k cut into halves, turned by RoPE
+    lambda = exp(l_q1 . l_k1) - exp(l_q2 . l_k2) + l_init                       one per layer, l_q1 ... learned vectors
+    l_init = 0.8 - 0.6 exp(-0.3 layer)                                          layer from 0
+    out = (1 - l_init) RMSNorm(A v)                                             the norm is per head
+
+What differs from the paper, and why:
+- as many heads as the other models, each with two maps of half its size, where the paper halves the number of heads:
+  parameters and FLOPs are the same, and n_head means the same in every table
+- q1 . k1 is taken as [q1, 0] . k and q2 . k2 as [0, q2] . k: both maps run in torch's fused kernel on the same k and v
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+
+
+VARIANTS = dict(diff=dict())
+
+
+# -----------------------------------------------------------------------------
+# attention
+
+def diff_attention(q, k, v, lam):
+    """
+    (softmax(q1 k1^T / sqrt(d/2)) - lam softmax(q2 k2^T / sqrt(d/2))) v, causal; q1, q2 the halves of q, k1, k2 of k.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys; lam a number.
+    Returns (B, H, Tq, d).
+    """
+    Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
+    q = torch.cat((F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))))  # both maps as one batch
+    k, v = k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)
+    scale, y = 1 / math.sqrt(half), []
+    if Tq in (1, Tk):
+        y = [F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale)]
+    else:
+        for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+            end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+            seen = torch.arange(end, device=q.device) <= torch.arange(start, end, device=q.device)[:, None]
+            rows = q[:, :, start - (Tk - Tq):end - (Tk - Tq)]
+            y.append(F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale))
+    a, b = torch.cat(y[::-1], dim=2).chunk(2)
+    return a - lam * b
+
+
+def rotate(x, pos):
+    """RoPE (Su et al., 2021): x (B, H, T, d) turned by angles that grow with pos (T,)."""
+    half = x.size(-1) // 2
+    freq = 10000.0 ** (-torch.arange(half, device=x.device) / half)         # (d/2,)
+    angle = pos[:, None] * freq                                             # (T, d/2)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Cache:
+    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        d = config.n_embd // config.n_head
+        self.l_q1, self.l_k1, self.l_q2, self.l_k2 = (nn.Parameter(0.1 * torch.randn(d // 2)) for _ in range(4))
+        self.l_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.ln_head = nn.RMSNorm(d, eps=1e-6)
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache, pos):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
+        if self.qk_norm:
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        q, k = (torch.cat([rotate(half, pos) for half in z.chunk(2, dim=-1)], -1) for z in (q, k))
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        lam = (self.l_q1 * self.l_k1).sum().exp() - (self.l_q2 * self.l_k2).sum().exp() + self.l_init
+        y = diff_attention(q, k, v, lam.to(v.dtype))
+        y = (1 - self.l_init) * self.ln_head(y).to(v.dtype)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:
+            x = self.ln_1(x + self.attn(x, *args))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if config.n_embd // config.n_head % 4:
+            raise ValueError(f"diff halves heads and turns pairs: head size {config.n_embd // config.n_head} is not divisible by 4")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        self.apply(self._init_weights)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        B, T = idx.shape
+        start = cache.t if cache is not None else 0
+        pos = torch.arange(start, start + T, device=idx.device)
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache, pos)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss

@@ -1,0 +1,172 @@
+"""
+FoX, the Forgetting Transformer: every token says how much of the past it lets through (Lin et al., 2025, Eq. 3-5;
+"FoT" in TRA's tables).
+
+    f_t = sigmoid(x_t W_f + b_f)                            the forget gate of token t, per head
+    F_i = log f_0 + ... + log f_i
+    logit_ij = q_i . k_j / sqrt(d) + F_i - F_j              the sum of log f from j + 1 to i
+
+It is CABLE without the query weight and with softplus steps (-log f = softplus of the negated gate). What differs from
+the paper, and why:
+- only the attention of the paper's "FoX (LLaMA)": no output gate, no short convolution, on the backbone of every model file here
+- b_f starts at 0, as in TRA's comparison
+- F_i is the same for a whole row and falls out of the softmax, so in true float32 (the CPU) this is plain attention
+  with one more channel; bfloat16 and TF32 are too coarse for F: there the float32 difference becomes a mask
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+
+
+VARIANTS = dict(fox=dict())
+
+
+# -----------------------------------------------------------------------------
+# attention
+
+def fox_attention(q, k, v, F_):
+    """
+    softmax(q k^T / sqrt(d) + F_i - F_j) v, causal.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    F_ (B, H, Tk) the inclusive cumulative sum of log f, float32 (or float64). Returns (B, H, Tq, d).
+    """
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    if Tq == Tk and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
+        # softmax ignores F_i: -F_j is one more channel of q . k. Halving F's range keeps digits.
+        S = F_[:, :, Tk // 2, None].detach() - F_
+        q, k = F.pad(q, (0, 1), value=math.sqrt(d)), torch.cat((k, S[..., None]), -1)
+        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :d]
+    y = []
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - (Tk - Tq), end - (Tk - Tq))
+        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
+        b = F_[:, :, start:end, None] - F_[:, :, None, :end]                # (B, H, rows, end), float32
+        b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
+        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=b))
+    return torch.cat(y[::-1], dim=2)
+
+
+class Cache:
+    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.w_f = nn.Linear(config.n_embd, config.n_head)  # forget gates: from the whole width, not a head's slice
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
+        if self.qk_norm:
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        F_ = F.logsigmoid(self.w_f(x).float()).transpose(1, 2).cumsum(-1)   # (B, H, T)
+        if cache is not None:
+            if cache.t:  # go on from the last sum, never sum again
+                F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
+            k, v, F_ = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("F", F_)))
+        y = fox_attention(q, k, v, F_)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:
+            x = self.ln_1(x + self.attn(x, *args))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        self.apply(self._init_weights)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        B, T = idx.shape
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss

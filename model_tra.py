@@ -1,0 +1,172 @@
+"""
+TRA, Threshold Relative Attention: first drop the keys that do not matter to this query, then count the distance
+over those that are left (anonymous ICML submission, 2025; Eq. 3-12).
+
+    s_ij = q_i . k_j / sqrt(d)
+    M_ij = 1 if s_ij > 0 else 0          who passes the threshold           (Eq. 3, 4)
+    C_ij = M_ij + ... + M_ii             survivors from key j to query i    (Eq. 6; the nearest one has C = 1)
+    delta_i = sigmoid(x_i W_f + b_f)     how fast query i forgets, per head (Eq. 8)
+    logit_ij = s_ij + C_ij log delta_i   where M = 1, the others are removed (Eq. 9-12)
+
+With every score positive C = i - j + 1, and this is ALiBi with a slope per query. What differs from the paper, and why:
+- a row with no survivor outputs 0. The paper's -1e11 would give such a row equal weights on every key, those of the
+  future included, which leaks; the authors' notebook zeroes it, too
+- norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook has both, and
+  the results lean on them (`python reproduce.py tra_norm` separates the effects)
+- backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E; the same in every model file here
+- M and C have no gradient: a step function has none
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 64  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "post"      # pre: x + F(N(x)), post: N(x + F(x))
+    qk_norm: bool = True    # RMS-normalise q and k per head, without a learned scale
+
+
+VARIANTS = dict(tra=dict())
+
+
+# -----------------------------------------------------------------------------
+# attention
+
+def tra_attention(q, k, v, log_decay):
+    """
+    Softmax over the keys with q . k > 0 of q k^T / sqrt(d) + C log delta, TRA Eq. 12; a row without such a key gives 0.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    log_decay (B, H, Tq) is log delta, float32 (or float64) whatever the dtype of q. Returns (B, H, Tq, d).
+    """
+    Tq, Tk, y = q.size(2), k.size(2), []
+    q = q / math.sqrt(q.size(3))
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - (Tk - Tq), end - (Tk - Tq))
+        s = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(log_decay.dtype)  # (B, H, rows, end)
+        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
+        M = (s > 0) & (j <= i)
+        before = M.cumsum(-1, dtype=s.dtype)                                # survivors up to j; exact below 2^24
+        total = before[..., -1:]
+        a = torch.addcmul(s, total + 1 - before, log_decay[:, :, here, None])  # C = total + 1 - before, where M = 1
+        a = torch.where(M, a, -1e30).softmax(-1)                            # not -inf: a row of them would be NaN
+        y.append(torch.where(total > 0, a.to(v.dtype) @ v[:, :, :end], 0))
+    return torch.cat(y[::-1], dim=2)
+
+
+class Cache:
+    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.w_f = nn.Linear(config.n_embd, config.n_head)  # decay: from the whole width, not a head's slice
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
+        if self.qk_norm:
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
+        if cache is not None:  # the counts start at the query: nothing else to remember
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        y = tra_attention(q, k, v, log_decay)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:
+            x = self.ln_1(x + self.attn(x, *args))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        self.apply(self._init_weights)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        B, T = idx.shape
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss
