@@ -62,7 +62,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
         # softmax ignores g_i S_i: the bias is one more channel of q . k. Halving S's range keeps digits.
         S = S - S[:, :, Tk // 2, None].detach()
         q, k = torch.cat((q, math.sqrt(d) * g[..., None]), -1), torch.cat((k, S[..., None]), -1)
-        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :d]
+        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :-1]
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
         end = min(start + ROWS, Tk)

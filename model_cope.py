@@ -74,29 +74,27 @@ def counting_attention(q, k, v, gate_keys, P, position, extra=None):
     Attention with the bias position(here, p): here a slice of the query rows, p (B, H, rows, keys) their counts <= P - 1,
     float32 (or float64). extra(here, i, j), if given, is added to the logits and not seen by the gates.
     """
-    gate_keys = k if gate_keys is None else gate_keys
     Tq, Tk, y = q.size(2), k.size(2), []
+    k, v, gate_keys = (x.flip(2) for x in (k, v, k if gate_keys is None else gate_keys))  # nearest key first: a plain cumsum counts
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - (Tk - Tq), end - (Tk - Tq))
-        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
-        left = max(0, end - 4 * ROWS)
-        while True:  # gates for the keys from `left` on: until every row has counted to P - 1, or there are no more keys
-            s = (q[:, :, here] @ gate_keys[:, :, left:end].transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
-            g = (s / math.sqrt(q.size(3))).sigmoid() * (j[left:] <= i)      # (B, H, rows, end - left)
-            total = g.sum(-1, keepdim=True)
-            if left == 0 or total.detach().amin() >= P - 1:
+        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
+        here, seen = slice(start - (Tk - Tq), end - (Tk - Tq)), slice(Tk - end, Tk)
+        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end - 1, -1, -1, device=q.device)
+        n = 4 * ROWS
+        while True:  # gates of the n nearest keys: until every row has counted to P - 1, or there are no more keys
+            s = (q[:, :, here] @ gate_keys[:, :, seen][:, :, :n].transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
+            p = ((s / math.sqrt(q.size(3))).sigmoid() * (j[:n] <= i)).cumsum(-1)   # (B, H, rows, n), the sum from j to i
+            if n >= end or p[..., -1].detach().amin() >= P - 1:
                 break
-            left = max(0, end - 2 * (end - left))
-        p = (total - g.cumsum(-1) + g).clamp(0, P - 1)                      # the sum from j to i, without flipping
-        b = position(here, p)
-        if left:
+            n *= 2
+        b = position(here, p.clamp(max=P - 1))
+        if n < end:
             far = position(here, p.new_full((*p.shape[:3], 1), P - 1))
-            b = torch.cat((far.expand(*p.shape[:3], left), b), -1)
+            b = torch.cat((b, far.expand(*p.shape[:3], end - n)), -1)
         if extra is not None:
             b = b + extra(here, i, j)
         b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=b))
+        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, seen], v[:, :, seen], attn_mask=b))
     return torch.cat(y[::-1], dim=2)
 
 

@@ -52,7 +52,7 @@ def fox_attention(q, k, v, F_):
         # softmax ignores F_i: -F_j is one more channel of q . k. Halving F's range keeps digits.
         S = F_[:, :, Tk // 2, None].detach() - F_
         q, k = F.pad(q, (0, 1), value=math.sqrt(d)), torch.cat((k, S[..., None]), -1)
-        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :d]
+        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :-1]
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys

@@ -51,18 +51,17 @@ def tra_attention(q, k, v, log_decay):
     log_decay (B, H, Tq) is log delta, float32 (or float64) whatever the dtype of q. Returns (B, H, Tq, d).
     """
     Tq, Tk, y = q.size(2), k.size(2), []
-    q = q / math.sqrt(q.size(3))
+    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: a plain cumsum counts from the query
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - (Tk - Tq), end - (Tk - Tq))
-        s = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(log_decay.dtype)  # (B, H, rows, end)
-        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
+        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
+        here, seen = slice(start - (Tk - Tq), end - (Tk - Tq)), slice(Tk - end, Tk)
+        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end - 1, -1, -1, device=q.device)
+        s = (q[:, :, here] @ k[:, :, seen].transpose(-1, -2)).to(log_decay.dtype)  # (B, H, rows, end)
         M = (s > 0) & (j <= i)
-        before = M.cumsum(-1, dtype=s.dtype)                                # survivors up to j; exact below 2^24
-        total = before[..., -1:]
-        a = torch.addcmul(s, total + 1 - before, log_decay[:, :, here, None])  # C = total + 1 - before, where M = 1
+        C = M.cumsum(-1, dtype=s.dtype)                                     # survivors from j to i; exact below 2^24
+        a = torch.addcmul(s, C, log_decay[:, :, here, None])
         a = torch.where(M, a, -1e30).softmax(-1)                            # not -inf: a row of them would be NaN
-        y.append(torch.where(total > 0, a.to(v.dtype) @ v[:, :, :end], 0))
+        y.append(torch.where(C[..., -1:] > 0, a.to(v.dtype) @ v[:, :, seen], 0))
     return torch.cat(y[::-1], dim=2)
 
 

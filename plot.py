@@ -1,12 +1,18 @@
 """
-Draw what a run left behind.
+Draw what a run left behind, and what a model does.
 
     python plot.py lengths out/cable-stdlib-nano/eval.json    perplexity by length, loss by position (from eval.py)
+    python plot.py scores out/tra-flipflop-nano/eval.json     a synthetic task's scores by split (from eval.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*    learning curves (from log.jsonl)
+    python plot.py errors out/tra-flipflop-* out/cope-*       a task's scores by training step (from log.jsonl, or a results/*.json)
+    python plot.py maps out/tra-flipflop-nano --split sparse  attention, steps, distance and position by head, on one sequence
+    python plot.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step? every model on the same sequence
 
 The first model named is drawn boldest. Runs of one model that differ only in the seed become one line, mean and range.
 """
 import json
+import math
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -14,8 +20,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 import runs  # noqa: E402
+from data.text import encode, get_encoding  # noqa: E402
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
                      "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
@@ -139,6 +147,177 @@ def curves(folders, out):
     finish(fig, out or Path(folders[0]) / "curves.png")
 
 
+def errors(paths, out, metric=None):
+    """Scores by training step, one panel per split: run folders, or the JSON of a task that reproduce.py wrote."""
+    groups = {}
+    for path in paths:
+        if Path(path).suffix == ".json":
+            found = read(path, lambda p: [(r["label"], r["history"]) for r in json.loads(p.read_text())["runs"]])
+        else:
+            log = read(path, runs.read_log)
+            found = [(Path(path).resolve().name, [[r["iter"], r["scores"]] for r in log if "scores" in r])]
+        for label, history in found:
+            groups.setdefault(label, []).append(history)
+    if not all(h for histories in groups.values() for h in histories):
+        runs.fail("no scores by step in there: only runs on a synthetic task have them")
+    scored = next(iter(groups.values()))[0][0][1]
+    metric = metric or next(m for by_metric in scored.values() for m in by_metric)
+    fig, axes = plt.subplots(1, len(scored), figsize=(3.6 * len(scored) + 1, 3.2), sharey=True, squeeze=False)
+    for ax, split in zip(axes[0], scored):
+        for (label, histories), kw in zip(groups.items(), style(len(groups))):
+            points = [{it: 100 * s[split][metric] for it, s in h if metric in s.get(split, {})} for h in histories]
+            steps = sorted(set.intersection(*map(set, points)))
+            if steps:
+                band(ax, steps, [[p[it] for it in steps] for p in points], label, **kw)
+        ax.set(title=split, xlabel="iter")
+    axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (%)")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    finish(fig, out or (Path(paths[0]).with_suffix(".steps.png") if Path(paths[0]).suffix else Path(paths[0]) / "errors.png"))
+
+
+# -----------------------------------------------------------------------------
+# what a model does: its attention function is called once more, with what it was called with
+
+@torch.no_grad()
+def look(model, idx):
+    """
+    idx (1, T) -> one dict per layer of (H, T, T) arrays, by (head, query, key). attention always; and where the method has steps:
+    step (how far key j moves query i), distance (from j to i), position (softmax of the distance's bias alone, the largest 1).
+    """
+    module, seen = sys.modules[type(model).__module__], []
+    name = {"model_baseline": "attention", "model_cope": "counting_attention"}.get(module.__name__, f"{module.__name__[6:]}_attention")
+    original = getattr(module, name)
+
+    def spy(*args):
+        seen.append(args)
+        return original(*args)
+    setattr(module, name, spy)
+    try:
+        model(idx)
+    finally:
+        setattr(module, name, original)
+    layers = []
+    for q, k, _, *rest in seen:
+        T, later = q.size(2), torch.ones(q.size(2), q.size(2)).triu(1).bool()
+        eye = torch.eye(T).expand(*q.shape[:2], T, T)
+        if name == "counting_attention" and rest[0] is None:
+            rest[0] = k
+        found = dict(attention=original(q, k, eye, *rest))  # with v = I the output is the attention itself
+        s = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+        if name == "counting_attention":
+            gate_keys, P, position, *_ = rest
+            step = (q @ gate_keys.transpose(-1, -2) / math.sqrt(q.size(-1))).sigmoid().masked_fill(later, 0)
+            distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=P - 1)
+            bias = position(slice(None), distance)
+        elif name == "tra_attention":
+            step = ((s > 0) & ~later).float()
+            distance = step.flip(-1).cumsum(-1).flip(-1)
+            bias = (distance * rest[0][..., None]).masked_fill(step == 0, -1e30)
+        elif name in ("cable_attention", "fox_attention"):
+            S = rest[0] if name == "cable_attention" else -rest[0]
+            distance = S[..., None] - S[:, :, None]
+            step = torch.diff(S, prepend=torch.zeros_like(S[..., :1]))[:, :, None].expand_as(distance)
+            weight = rest[1][..., None] if name == "cable_attention" and rest[1] is not None else 1
+            bias = -weight * (torch.log1p(distance**2) if name == "cable_attention" and rest[2] else distance)
+        elif isinstance(getattr(rest[0], "__self__", None), module.ALiBi) if module.__name__ == "model_baseline" else False:
+            i, j = torch.arange(T)[:, None], torch.arange(T)
+            distance, bias = (i - j).float().expand_as(s), rest[0](q, i, j).expand_as(s)
+            step = torch.ones_like(distance)
+        else:
+            layers.append({m: x[0].numpy() for m, x in found.items()})
+            continue
+        bias = bias.masked_fill(later, -1e30)
+        position = torch.where(bias > -1e29, (bias - bias.amax(-1, keepdim=True)).exp(), 0)
+        found |= dict(step=step.masked_fill(later, 0), distance=distance.masked_fill(later, 0), position=position)
+        layers.append({m: x[0].numpy() for m, x in found.items()})
+    return layers
+
+
+def sequence(config, args):
+    """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
+    task = runs.task_class(config["data"])
+    if hasattr(task, "score"):
+        if args.prompt:
+            runs.fail(f"{config['data']} has no text: leave out --prompt, and choose a sequence by --split and --seed")
+        task = runs.make_task(config | (dict(block_size=args.length) if args.length else {}))
+        split = args.split or task.splits[1]
+        if split not in task.splits:
+            runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+        x = task.batch(split, 1, np.random.default_rng(args.seed))[0]
+        return torch.from_numpy(x), task.show(x[0])
+    try:
+        encoding = get_encoding(config["tokenizer"])
+        ids = encode(encoding, [(args.prompt or "def length(x):\n    return len(x)\n").encode()])[0].tolist()[:args.length or None]
+    except ValueError as e:
+        runs.fail(e)
+    return torch.tensor([ids]), ["·" if i == encoding.eot_token else repr(encoding.decode([i]))[1:-1] for i in ids]
+
+
+def load(path):
+    path = runs.find_checkpoint(path)
+    model, config, _ = runs.load_run(path, torch.device("cpu"))
+    return path, model, config
+
+
+def maps(args):
+    """Attention, steps, distance and attention by position alone, one column per head of one layer, one row per kind."""
+    path, model, config = load(args.run)
+    idx, labels = sequence(config, args)
+    layers = look(model, idx)
+    if not -len(layers) <= args.layer < len(layers):
+        runs.fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
+    found = layers[args.layer]
+    for kind in args.kinds or []:
+        if kind not in found:
+            runs.fail(f"{config['model']} has no {kind} to show, it has {', '.join(found)}")
+    kinds, H, T = args.kinds or list(found), len(found["attention"]), len(labels)
+    size = min(5.0, max(2.2, T / 14))
+    fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds)), squeeze=False, layout="constrained")
+    for row, kind in zip(axes, kinds):
+        top = found[kind].max()
+        for h, ax in enumerate(row):
+            ax.grid(False)
+            image = ax.imshow(np.where(np.tri(T) > 0, found[kind][h], np.nan), vmin=0, vmax=1 if kind == "attention" else top,
+                              cmap="magma" if kind in ("attention", "position") else "viridis", interpolation="nearest")
+            ax.set(title=f"{kind}, head {h}")
+            if T <= 70:
+                ax.set_xticks(range(T), labels, fontsize=min(7, 60 * size / T))
+                ax.set_yticks(range(T), labels, fontsize=min(7, 60 * size / T))
+        fig.colorbar(image, ax=row[-1], shrink=0.8)
+    fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across", fontsize=11)
+    finish(fig, args.out or path.parent / "maps.png")
+
+
+def steps(args):
+    """What counts as one step? For the last query of one sequence: every key's step, its distance, and the attention it gets."""
+    shown = []
+    for run in args.runs:
+        path, model, config = load(run)
+        idx, labels = sequence(config, args)
+        found = [(x["attention"][h, -1].max(), x, h) for x in look(model, idx) for h in range(len(x["attention"]))]
+        if "step" not in found[0][1]:
+            runs.fail(f"{config['model']} has no step to show, it has {', '.join(found[0][1])}")
+        _, x, h = max(found, key=lambda f: f[0])  # the head that looks the hardest
+        shown.append((config["model"], labels, *(x[kind][h, -1] for kind in ("step", "distance", "attention"))))
+    if any(labels != shown[0][1] for _, labels, *_ in shown):
+        runs.fail("these runs are of different tasks: they have no sequence in common")
+    labels, T = shown[0][1], len(shown[0][1])
+    fig, axes = plt.subplots(len(shown), 1, figsize=(max(6, 0.19 * T), 1.35 * len(shown)), sharex=True, squeeze=False,
+                             layout="constrained")
+    for ax, (name, _, step, distance, attention) in zip(axes[:, 0], shown):
+        ax.bar(range(T), step, color=plt.cm.Reds(0.12 + 0.88 * attention), edgecolor="gray", lw=0.4, width=0.85)
+        ax.set(ylabel=name, ylim=(0, 1.15 * max(step.max(), 1e-9)))
+        ax.grid(False)
+        far = ax.twinx()
+        far.plot(range(T), np.where((name == "tra") & (step == 0), np.nan, distance), color="black", lw=1, marker=".", ms=3)
+        far.set_ylim(0, 1.15 * max(distance.max(), 1e-9))
+        far.grid(False)
+    axes[-1, 0].set_xticks(range(T), labels, fontsize=7)
+    fig.suptitle("What counts as one step? Seen from the last token: bars are every key's step, the line its distance, "
+                 "red the attention it gets", fontsize=9)
+    finish(fig, args.out or "steps.png")
+
+
 def finish(fig, out):
     out = Path(out) if Path(out).suffix else Path(f"{out}.png")
     try:
@@ -159,15 +338,35 @@ def main():
     p.add_argument("--metric", help="which; default: the task's first")
     p = kinds.add_parser("curves", help="learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
+    p = kinds.add_parser("errors", help="a synthetic task's scores by training step")
+    p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
+    p.add_argument("--metric", help="which; default: the task's first")
+    m = kinds.add_parser("maps", help="attention, steps, distance and position by head")
+    m.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
+    m.add_argument("--layer", type=int, default=-1, help="default: the last")
+    m.add_argument("--kinds", nargs="+", help="which of attention step distance position; default: all the model has")
+    p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
+    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
+    for p in (m, kinds.choices["steps"]):
+        p.add_argument("--prompt", help="text models: what to read")
+        p.add_argument("--split", help="task models: where the sequence comes from")
+        p.add_argument("--length", type=int, default=0, help="tokens; default: as in training, or the whole prompt")
+        p.add_argument("--seed", type=int, default=0, help="task models: which sequence")
     for p in kinds.choices.values():
         p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser)
+    if args.kind in ("maps", "steps") and (args.seed < 0 or args.length < 0):
+        runs.fail("--seed and --length must be 0 or more")
     if args.kind == "lengths":
         lengths(args.json, args.out, args.models)
     elif args.kind == "scores":
         scores(args.json, args.out, args.metric)
-    else:
+    elif args.kind == "curves":
         curves(args.folders, args.out)
+    elif args.kind == "errors":
+        errors(args.paths, args.out, args.metric)
+    else:
+        (maps if args.kind == "maps" else steps)(args)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,14 @@ ENTRIES = {
     "tra_table1": dict(
         about="TRA, Table 1: flip-flop, exact match (%)",
         paper=TRA_TABLE1, columns=[("iid", "iid", "exact_match"), ("dense", "dense", "exact_match"), ("sparse", "sparse", "exact_match")],
-        cpu=dict(train="--data flipflop", eval="--sequences 5000",
-                 rows=seeds(3, "tra", "cope", "fox", "rope") | seeds(1, "diff", "t5", "learned", "label", "nope")),
+        cpu=dict(train="--data flipflop", eval="--sequences 2000",
+                 rows=seeds(3, "tra", "cope", "fox", "rope") | seeds(1, "diff", "t5", "learned", "label", "nope", "alibi", "cable")),
         paper_scale=dict(train="--data flipflop --size paper", eval="--sequences 10000", rows=seeds(4, *reversed(TRA_TABLE1))),
     ),
     "tra_norm": dict(
         about="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match (%), at one budget; no paper has this table",
         paper={}, columns=[("iid", "iid", "exact_match"), ("dense", "dense", "exact_match"), ("sparse", "sparse", "exact_match")],
-        cpu=dict(train="--data flipflop", eval="--sequences 5000", rows={label: (flags, 1) for label, flags in NORMS.items()}),
+        cpu=dict(train="--data flipflop", eval="--sequences 2000", rows={label: (flags, 1) for label, flags in NORMS.items()}),
         paper_scale=dict(train="--data flipflop --size paper", eval="--sequences 10000",
                          rows={label: (flags, 2) for label, flags in NORMS.items()}),
     ),
@@ -82,7 +82,7 @@ ENTRIES = {
         about="CoPE, Table 2, left: flip-flop, error (%); the paper does not say whether of reads or of strings, these are wrong reads",
         paper={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
         columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
-        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 5000",
+        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 2000",
                  rows=seeds(1, "cope", "rope", "learned")),
         paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000", rows=seeds(3, "cope", "rope", "learned")),
     ),
@@ -90,7 +90,7 @@ ENTRIES = {
         about="CoPE, Table 2, right: selective copy, sequences with an error (%)",
         paper={"learned": (16.9, 25.6, 85.2), "rope": (40.1, 100, 100), "cope": (0.0, 0.0, 0.0)},
         columns=[("iid", "iid", "sequence_error"), ("dense", "dense", "sequence_error"), ("sparse", "sparse", "sequence_error")],
-        cpu=dict(train="--data selective_copy", eval="--sequences 5000",
+        cpu=dict(train="--data selective_copy", eval="--sequences 2000",
                  rows=seeds(1, "cope", flags="--P 64") | seeds(1, "rope", "learned")),
         paper_scale=dict(train="--data selective_copy --size paper", eval="--sequences 10000",
                          rows=seeds(3, "cope", flags="--P 512") | seeds(3, "rope", "learned")),
@@ -100,7 +100,7 @@ ENTRIES = {
         paper={f"{m} {v} var": (y,) for m, ys in dict(cope=(0.0, 1.2, 7.4), relative=(1.1, 17.8, 22.4), learned=(5.3, 67.6, 71.5)).items()
                for v, y in zip((1, 3, 5), ys)},
         columns=[("in distribution", "iid", "answer_error")],
-        cpu=dict(train="--data counting", eval="--sequences 5000",
+        cpu=dict(train="--data counting", eval="--sequences 2000",
                  rows={f"{m} {v} var": (f"--model {m} --vars {v}", 1) for v in (1, 3, 5) for m in ("cope", "relative", "learned")}),
         paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",
                          rows={f"{m} {v} var": (f"--model {m} --vars {v}", 3) for v in (1, 3, 5) for m in ("cope", "relative", "learned")}),
@@ -109,7 +109,7 @@ ENTRIES = {
         about="CoPE, Table 4: counting one variable with more or fewer passes than in training, wrong answers (%)", group="counting",
         paper={"cope 1 var": (0.0, 0.0, 4.0), "relative 1 var": (1.1, 8.8, 34.1)},
         columns=[("pass 50", "iid", "answer_error"), ("pass 100", "pass100", "answer_error"), ("pass 10", "pass10", "answer_error")],
-        cpu=dict(train="--data counting", eval="--sequences 5000",
+        cpu=dict(train="--data counting", eval="--sequences 2000",
                  rows={f"{m} 1 var": (f"--model {m} --vars 1", 1) for m in ("cope", "relative")}),
         paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",
                          rows={f"{m} 1 var": (f"--model {m} --vars 1", 3) for m in ("cope", "relative")}),
@@ -117,7 +117,7 @@ ENTRIES = {
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count",
         paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
-        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 5000", rows={}),
+        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 2000", rows={}),
         paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000",
                          rows={label: (f"--model cope {flags}", 3 if "256/4/4" in label else 1) for label, flags in COPE_SHAPES.items()}
                          | {"cope_mlp": ("--model cope_mlp", 1)}
@@ -149,7 +149,8 @@ def train_and_eval(out, flags, seed, scale, args, env):
     evaluated = out / "eval.json"
     if not evaluated.exists() or evaluated.stat().st_mtime < (out / "ckpt.pt").stat().st_mtime:
         run(["python", "eval.py", str(out), *scale["eval"].split(), *device], env)
-    return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start))
+    history = [[r["iter"], r["scores"]] for r in runs.read_log(out) if "scores" in r]
+    return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start), history=history)
 
 
 def table(result):
@@ -261,13 +262,15 @@ def main():
     result = {k: evals[0][k] for k in shared if k in evals[0]}
     command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)
     result |= dict(entry=args.entry, about=entry["about"], command=command, paper=entry["paper"],
-                   runs=[e["runs"][0] | dict(label=label, train_command=e["train_command"], environment=e["environment"])
+                   runs=[e["runs"][0] | dict(label=label, **{k: e[k] for k in ("train_command", "environment", "history") if e[k]})
                          for (label, *_), e in zip(todo, evals)])
     if "columns" in entry:
         result["columns"] = entry["columns"]
     Path("results").mkdir(exist_ok=True)
     runs.write_json(f"results/{name}.json", result)
     runs.script("plot.py", "scores" if "columns" in entry else "lengths", f"results/{name}.json")
+    if "columns" in entry:
+        runs.script("plot.py", "errors", f"results/{name}.json")
     write_page()
     print(table(result) + f"\n\nwrote results/{name}.json and results/README.md")
 
