@@ -38,8 +38,6 @@ COPE_TABLE7 = {
     "cope 256/4/4": (0.03, 4.9), "cope 256/2/4": (0.0, 13.2), "cope 256/4/2": (0.0, 3.0), "cope 256/2/2": (0.0, 14.6),
     "cope 128/4/4": (0.2, 33.2), "cope 128/2/4": (0.03, 22.3), "cope 128/4/2": (0.03, 14.5), "cope 128/2/2": (0.02, 24.5),
     "cope_mlp": (0.03, 5.9), "alibi 1": (0.0, 11.4), "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
-COPE_SHAPES = {f"cope {C}/{L}/{H}": f"--n_embd {C} --n_layer {L} --n_head {H}" for C in (256, 128) for L in (4, 2) for H in (4, 2)}
-SLOPES = {f"alibi {name}": ",".join(str(first / 2**h) for h in range(4)) for name, first in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16))}
 NORMS = {f"{m} {norm}{' qk-norm' * qk}": f"--model {m} --norm {norm} --{'' if qk else 'no-'}qk_norm"
          for m in ("tra", "fox", "cope", "rope") for norm in ("pre", "post") for qk in (True, False)}
 # CoPE's flip-flop setting (appendix C): 10,000 steps, linear decay; "batch size 16" on 8 GPUs is read as 16 on each
@@ -49,6 +47,18 @@ COPE_FLIPFLOP = "--data flipflop --size paper --max_iters 10000 --batch_size 128
 def seeds(n, *models, flags=""):
     """{model: (its train.py flags, how many seeds)}"""
     return {m: (f"--model {m} {flags}".strip(), n) for m in models}
+
+
+def cope_table7(divide, n):
+    """The rows of CoPE's Table 7 with the dimension divided; n seeds where the paper gives a spread."""
+    def flags(model, C=256, L=4, H=4):
+        return f"--model {model} --n_embd {C // divide} --n_layer {L} --n_head {H}"
+    rows = {f"cope {C}/{L}/{H}": (flags("cope", C, L, H), n if (C, L, H) == (256, 4, 4) else 1)
+            for C in (256, 128) for L in (4, 2) for H in (4, 2)}
+    rows["cope_mlp"] = flags("cope_mlp"), 1
+    for name, m in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16)):
+        rows[f"alibi {name}"] = flags("cope_alibi") + " --slopes " + ",".join(str(m / 2**h) for h in range(4)), n
+    return rows | {"alibi learned": (flags("cope_alibi"), n)}
 
 
 # What each entry runs: train.py's and eval.py's flags for all its rows, and {row: (train.py's flags for it, seeds)}.
@@ -82,7 +92,7 @@ ENTRIES = {
         about="CoPE, Table 2, left: flip-flop, error (%); the paper does not say whether of reads or of strings, these are wrong reads",
         paper={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
         columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
-        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 2000",
+        cpu=dict(train="--data flipflop --lr_decay linear --beta2 0.999", eval="--sequences 2000",
                  rows=seeds(1, "cope", "rope", "learned")),
         paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000", rows=seeds(3, "cope", "rope", "learned")),
     ),
@@ -117,12 +127,10 @@ ENTRIES = {
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count",
         paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
-        cpu=dict(train="--data flipflop --max_iters 1000 --lr_decay linear --beta2 0.999", eval="--sequences 2000", rows={}),
-        paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000",
-                         rows={label: (f"--model cope {flags}", 3 if "256/4/4" in label else 1) for label, flags in COPE_SHAPES.items()}
-                         | {"cope_mlp": ("--model cope_mlp", 1)}
-                         | {label: (f"--model cope_alibi --slopes {m}", 3) for label, m in SLOPES.items()}
-                         | {"alibi learned": ("--model cope_alibi", 3)}),
+        cpu=dict(note="here with a quarter of the dimensions, on strings of 64 tokens",
+                 train="--data flipflop --block_size 64 --lr_decay linear --beta2 0.999", eval="--sequences 2000",
+                 rows=cope_table7(divide=4, n=1)),
+        paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000", rows=cope_table7(divide=1, n=3)),
     ),
 }
 
@@ -261,7 +269,8 @@ def main():
     shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
     result = {k: evals[0][k] for k in shared if k in evals[0]}
     command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)
-    result |= dict(entry=args.entry, about=entry["about"], command=command, paper=entry["paper"],
+    about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
+    result |= dict(entry=args.entry, about=about, command=command, paper=entry["paper"],
                    runs=[e["runs"][0] | dict(label=label, **{k: e[k] for k in ("train_command", "environment", "history") if e[k]})
                          for (label, *_), e in zip(todo, evals)])
     if "columns" in entry:

@@ -26,8 +26,8 @@ class Task:
     vocab_size = 5
     # paper: TRA, section 3.1 and its authors' notebook; nano: for two CPU cores
     defaults = {
-        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=128, batch_size=32, max_iters=500, learning_rate=5e-4,
-                     min_lr=0.0, warmup_iters=200, eval_interval=100, eval_iters=10),
+        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=128, batch_size=32, max_iters=600, learning_rate=3e-4,
+                     min_lr=0.0, warmup_iters=50, eval_interval=100, eval_iters=10),
         "paper": dict(n_layer=4, n_head=4, n_embd=256, block_size=512, batch_size=64, max_iters=25000, learning_rate=1e-4,
                       min_lr=0.0, warmup_iters=0, grad_clip=0.0, eval_interval=500, eval_iters=10),
     }

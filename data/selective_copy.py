@@ -22,7 +22,7 @@ class Task:
     vocab_size = 16
     # paper: CoPE, section 5.2 (it gives the model and the steps; batch and learning rate are ours); nano: for two CPU cores
     defaults = {
-        "nano": dict(n_layer=2, n_head=2, n_embd=64, block_size=129, batch_size=32, max_iters=4000, learning_rate=2e-3,
+        "nano": dict(n_layer=2, n_head=2, n_embd=64, block_size=129, batch_size=32, max_iters=2000, learning_rate=2e-3,
                      min_lr=0.0, warmup_iters=200, eval_interval=500, eval_iters=10),
         "paper": dict(n_layer=2, n_head=2, n_embd=64, block_size=1025, batch_size=64, max_iters=100000, learning_rate=3e-4,
                       min_lr=0.0, warmup_iters=1000, eval_interval=1000, eval_iters=10),
