@@ -1,16 +1,20 @@
 """
-Speed and memory of whole models, each beside the plain one (nope, which is torch's scaled_dot_product_attention alone).
+Speed and memory: of whole models, each beside the plain one (nope, which is torch's scaled_dot_product_attention alone), and of
+the attention functions, each beside that function itself.
 
     python bench.py                            everything below, at nano size
     python bench.py train --models cable rope  training steps: tok/s, and the ratio to nope
     python bench.py decode --context 4096      one cached token after a long context: ms, and the ratio to nope
     python bench.py generate --length 2048     a whole text with and without the cache
     python bench.py memory --length 16384      peak memory of eval.py on one long window
+    python bench.py attention --length 4096    every method's attention alone, and CoPE as in its paper's listing
 
 Ratios come from one run in which the models take turns, so that a noisy machine disturbs all alike; each number
 is the median of --repeats. Writes results/bench.<device>.json.
 """
 import json
+import math
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -19,9 +23,16 @@ import time
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 
 import runs
 from data.text import Task
+from model_baseline import attention as plain_attention
+from model_cable import cable_attention
+from model_cope import cope_attention
+from model_diff import diff_attention
+from model_fox import fox_attention
+from model_tra import tra_attention
 
 
 def clock(device, f):
@@ -132,14 +143,64 @@ def memory(args):
     return found
 
 
+def listing_attention(q, k, v, pos_emb):
+    """CoPE as its paper's Listing 1 goes about it: whole matrices, the gates flipped, summed and flipped back."""
+    T = q.size(2)
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.size(3)) + torch.full((T, T), float("-inf"), device=q.device).triu(1)
+    p = s.sigmoid().flip(-1).cumsum(-1).flip(-1).clamp(max=pos_emb.size(1) - 1)
+    z, low, high = q @ pos_emb, p.floor().long(), p.ceil().long()
+    w = p - low
+    return (s + w * z.gather(-1, high) + (1 - w) * z.gather(-1, low)).softmax(-1) @ v
+
+
+def attentions(length, device):
+    """{name: f} at B1 H8 d64. CoPE's work depends on how soon the counts reach P - 1: gates of 0.5 on average, and of 0.03."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 8, length, 64, device=device)
+    far_q, far_k = q.clone(), k.clone()
+    far_q[..., 0], far_k[..., 0] = 7.0, -4.0  # q . k / 8 is 3.5 lower
+    pos_emb = 0.1 * torch.randn(64, 64, device=device)
+    z = torch.randn(1, 8, length, device=device)
+    S, log_f = F.softplus(z).cumsum(-1), F.logsigmoid(z)
+    return {"sdpa": lambda: plain_attention(q, k, v), "cable": lambda: cable_attention(q, k, v, S, F.softplus(z)),
+            "fox": lambda: fox_attention(q, k, v, log_f.cumsum(-1)), "diff": lambda: diff_attention(q, k, v, 0.5),
+            "tra": lambda: tra_attention(q, k, v, log_f), "cope, gates 0.5": lambda: cope_attention(q, k, v, pos_emb),
+            "cope, gates 0.03": lambda: cope_attention(far_q, far_k, v, pos_emb),
+            "cope, listing": lambda: listing_attention(q, k, v, pos_emb)}
+
+
+def extra_memory(name, length, threads):
+    """Peak resident memory of one call in a process of its own, less that of its inputs, in GB."""
+    torch.set_num_threads(threads)
+    with torch.no_grad():
+        f, before = attentions(length, "cpu")[name], runs.peak_memory(torch.device("cpu"))
+        f()
+    return runs.peak_memory(torch.device("cpu")) - before
+
+
+@torch.no_grad()
+def attention(args):
+    """Forward alone. The paper's listing is left out above 4,096 tokens, where its matrices fill the memory."""
+    steps = attentions(args.length, args.device)
+    if args.length > 4096:
+        del steps["cope, listing"]
+    seconds = turns(args.device, steps, args.repeats, warmup=1)
+    rows = {name: dict(ms=1000 * t, times_sdpa=t / seconds["sdpa"], of_cope=t / seconds["cope, gates 0.5"]) for name, t in seconds.items()}
+    if args.device.type == "cpu" and runs.peak_memory(args.device):
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            for name, row in rows.items():
+                row["extra_GB"] = pool.apply(extra_memory, (name, args.length, torch.get_num_threads()))
+    return rows
+
+
 def main():
     parser = runs.make_parser(__doc__)
-    kinds = dict(train=train, decode=decode, generate=generate, memory=memory)
+    kinds = dict(attention=attention, train=train, decode=decode, generate=generate, memory=memory)
     parser.add_argument("kinds", nargs="*", help=f"which: {' '.join(kinds)}; default: all")
     parser.add_argument("--models", nargs="+", default=list(runs.models()), help="default: every model there is")
     parser.add_argument("--size", default="nano", help="nano tiny small medium (default: nano)")
     parser.add_argument("--context", type=int, default=4096, help="decode: tokens in the cache (default: 4096)")
-    parser.add_argument("--length", type=int, default=0, help="generate (default: 2048) and memory (default: 16384): tokens")
+    parser.add_argument("--length", type=int, default=0, help="tokens: attention (default: 4096), generate (2048), memory (16384)")
     parser.add_argument("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
@@ -159,7 +220,7 @@ def main():
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
     for kind in args.kinds or kinds:
-        args.length = length or dict(generate=2048, memory=16384).get(kind)
+        args.length = length or dict(generate=2048, memory=16384, attention=4096).get(kind)
         result[kind] = kinds[kind](args)
         print(f"\n{kind}")
         for name, row in result[kind].items():

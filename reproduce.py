@@ -127,8 +127,8 @@ ENTRIES = {
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count",
         paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
-        cpu=dict(note="here with a quarter of the dimensions, on strings of 64 tokens",
-                 train="--data flipflop --block_size 64 --lr_decay linear --beta2 0.999", eval="--sequences 2000",
+        cpu=dict(note="here with a quarter of the dimensions",
+                 train="--data flipflop --lr_decay linear --beta2 0.999", eval="--sequences 2000",
                  rows=cope_table7(divide=4, n=1)),
         paper_scale=dict(train=COPE_FLIPFLOP, eval="--sequences 10000", rows=cope_table7(divide=1, n=3)),
     ),

@@ -78,6 +78,8 @@ def main():
     context, dtype = runs.autocast(device, args.dtype)
     path = runs.find_checkpoint(args.checkpoint)
     model, config, checkpoint = runs.load_run(path, device)
+    if "tokenizer" not in config:
+        runs.fail(f"{path} was trained on {config['data']}, which has no text to write; see python eval.py and python plot.py maps")
     try:
         encoding = get_encoding(config["tokenizer"])
         ids = [encoding.eot_token] if prompt is None else encode(encoding, [prompt])[0].tolist()[1:]

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -797,6 +798,32 @@ def test_train_eval_plot_and_sample_from_one_command(repo):
     assert "cable-notes-nano/ckpt.pt" in command(repo, "sample.py", "--max_new_tokens", 1)[1]
 
 
+def test_a_task_from_training_to_figures(repo):
+    """Flip-flop: scores in the log and with intervals in the JSON, the figures, the maps; learned positions end, and say so."""
+    tiny = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --eval_iters 2 --log_interval 2 --device cpu".split()
+    out, _ = command(repo, "train.py", "--model", "tra", "--data", "flipflop", "--max_iters", 4, "--eval_interval", 2, *tiny)
+    run = repo / "out" / "tra-flipflop-nano"
+    assert {p.name for p in run.iterdir()} == {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
+    assert "exact_match" in out and "$ python eval.py" in out and "sample.py" not in out
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [sorted(r["scores"]) for r in log if "scores" in r] == [["dense", "iid", "sparse"]] * 2
+    result = json.loads((run / "eval.json").read_text())
+    for by_metric in result["runs"][0]["scores"]["16"].values():
+        assert all(0 <= m["low"] <= m["value"] <= m["high"] <= 1 for m in by_metric.values())
+    command(repo, "train.py", "--model", "learned", "--data", "flipflop", "--max_iters", 2, "--no-evaluate", *tiny)
+    out, _ = command(repo, "eval.py", run, repo / "out" / "learned-flipflop-nano", "--lengths", 16, 40, "--sequences", 30, "--out", "tasks")
+    assert "learned positions end at block_size=16" in out and (repo / "tasks.png").exists()
+    command(repo, "eval.py", run, "--lengths", 16, 40, "--sequences", 30, "--out", "again")
+    both, again = (json.loads((repo / f"{name}.json").read_text())["runs"][0]["scores"] for name in ("tasks", "again"))
+    assert both == again and list(both) == ["16", "40"]
+    command(repo, "train.py", "--resume", run, "--max_iters", 6, "--no-evaluate")
+    drawings = [("maps", run, "--split", "dense", "--out", "m.png"), ("steps", run, run, "--length", 30, "--out", "s.png"),
+                ("errors", run, repo / "out" / "learned-flipflop-nano", "--out", "e.png"), ("scores", "tasks.json", "--out", "t.png")]
+    with ThreadPoolExecutor(2) as pool:
+        for words, _ in zip(drawings, pool.map(lambda words: command(repo, "plot.py", *words), drawings)):
+            assert (repo / words[-1]).read_bytes()[:4] == b"\x89PNG"
+
+
 @pytest.mark.parametrize("name", ["label"])  # it has what is hardest to resume: draws of its own, besides dropout
 def test_a_resumed_run_equals_an_uninterrupted_one(repo, name):
     """Interrupted by Ctrl-C in the middle, and gone on with: the same losses, to the last digit, dropout and label draws included."""
@@ -868,9 +895,9 @@ def test_two_processes_equal_one(repo):
 
 @pytest.fixture(scope="session")
 def trained(repo):
-    """A finished tiny run of cable, and one of learned."""
-    for name in ("cable", "learned"):
-        command(repo, "train.py", "--model", name, "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS,
+    """Finished tiny runs: of cable and learned on text, of rope on flip-flop."""
+    for name, text in (("cable", "notes"), ("learned", "notes"), ("rope", "flipflop")):
+        command(repo, "train.py", "--model", name, "--data", text, "--max_iters", 2, "--no-evaluate", *TINY_FLAGS,
                 "--out_dir", f"done/{name}")
     return repo / "done"
 
@@ -911,6 +938,21 @@ def complaint(repo, *words):
     ("--model label --n_label -5", "n_label must be 0"),
     ("--max_tokens -5", "--max_tokens must be 0 (all) or more"),
     ("--resume nowhere", "no checkpoint at nowhere"),
+    ("--data flipflop --block_size 2", "block_size=2 must be even and at least 4"),
+    ("--data flipflop --block_size 65", "block_size=65 must be even and at least 4"),
+    ("--data flipflop --p_dense 1.5", "p_dense=1.5 must be between 0 and 1"),
+    ("--data flip_flop", "unknown corpus 'flip_flop' (nor is it a file or folder): did you mean flipflop?"),
+    ("--data flipflop --size tiny", "unknown size 'tiny': choose from nano, paper"),
+    ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy, not 64"),
+    ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
+    ("--data counting --max_ops 2", "counting needs max_ops >= 3"),
+    ("--model cope --P 0", "P=0 must be at least 1"),
+    ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
+    ("--model cope_alibi --n_head 2 --slopes 1,2,3", "slopes='1,2,3' must be n_head=2 numbers"),
+    ("--model cope_alibi --slopes 1,two", "slopes='1,two' must be numbers"),
+    ("--model cope --slopes 1,2", "slopes='1,2' must be n_head=2 numbers, with position=alibi"),
+    ("--model cope_rope --gates val", "plus=rope turns q and k"),
+    ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
     ("nonsense", "unexpected argument 'nonsense'"),
 ])
 def test_train_says_what_is_wrong(repo, monkeypatch, capsys, flags, says):
@@ -920,7 +962,9 @@ def test_train_says_what_is_wrong(repo, monkeypatch, capsys, flags, says):
     (repo / "short.txt").write_text("too short to train on")
     monkeypatch.chdir(repo)
     monkeypatch.setattr(data.text, "PREPARED", repo / "data" / "prepared")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "notes", "--no-evaluate", *flags.split()])
+    where = [] if "--data" in flags else ["--data", "notes"]
+    small = [] if "--data" in flags or "--n_" in flags else ["--n_head", "2"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "--max_iters", "1", *where, *small, "--no-evaluate", *flags.split()])
     with pytest.raises(SystemExit) as e:
         train.main()
     assert str(e.value.code).startswith("error: ") and says in e.value.code and "\n" not in e.value.code
@@ -964,6 +1008,17 @@ def test_bad_requests_of_eval_and_sample(repo, trained):
         ("use .png, .pdf or .svg", "plot.py", "curves", trained / "cable", "--out", "x.xyz"),
         ("unknown entry 'cable_tabel1': did you mean cable_table1?", "reproduce.py", "cable_tabel1"),
         ("unknown 'decod': did you mean decode?", "bench.py", "decod"),
+        ("cable/ckpt.pt was trained on notes, not on flipflop", "eval.py", trained / "cable", "--data", "flipflop"),
+        ("rope/ckpt.pt was trained on flipflop, not on", "eval.py", trained / "rope", "--data", "notes"),
+        ("was trained on", "eval.py", trained / "rope", trained / "cable"),
+        ("--tokens is for text; flipflop has --sequences", "eval.py", trained / "rope", "--tokens", 100),
+        ("block_size=7 must be even", "eval.py", trained / "rope", "--lengths", 7),
+        ("was trained on flipflop, which has no text to write", "sample.py", trained / "rope"),
+        ("rope has no step to show, it has attention", "plot.py", "maps", trained / "rope", "--kinds", "step"),
+        ("rope has no step to show, it has attention", "plot.py", "steps", trained / "rope"),
+        ("--layer 5: the model has layers 0 to 1", "plot.py", "maps", trained / "cable", "--layer", 5),
+        ("flipflop has no text: leave out --prompt", "plot.py", "maps", trained / "rope", "--prompt", "x"),
+        ("no scores by step in there", "plot.py", "errors", trained / "cable"),
     ]
     with ThreadPoolExecutor(2) as pool:  # most of the time is the import of torch
         for (says, *_), line in zip(cases, pool.map(lambda case: complaint(repo, *case[1:]), cases)):
@@ -1225,6 +1280,164 @@ def test_missing_datasets_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="pip install datasets"):
         next(iter(data.text.wikitext()))
+
+
+# -----------------------------------------------------------------------------
+# the synthetic tasks
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("split, reads", [("train", 26), ("iid", 26), ("sparse", 3.5), ("dense", 115)])
+def test_flip_flop_reads_repeat_the_last_write(split, reads):
+    task = data.flipflop.Task(block_size=512)
+    x, y = task.batch(split, 400, rng())
+    assert x.shape == y.shape == (400, 511) and x.dtype == y.dtype == np.int64
+    for row, target in zip(x[:100], y):
+        text, memory = "".join(task.show(row)), None
+        assert text[0] == "w" and text[-1] == "r" and re.fullmatch("([wri][01])*r", text)
+        for t in range(0, 511, 2):
+            if text[t] == "w":
+                memory = text[t + 1]
+            if text[t] == "r":
+                assert "01"[target[t] - 3] == memory and (t + 1 == 511 or text[t + 1] == memory)
+            else:
+                assert target[t] == -1
+        assert (target[1::2] == -1).all()
+    assert (y != -1).sum(1).mean() == pytest.approx(reads, rel=0.06)  # the paper's mean reads in a string
+    others = x[:, 2:510:2]
+    p = dict(train=0.8, iid=0.8, sparse=0.98, dense=0.1)[split]
+    assert (others == 2).mean() == pytest.approx(p, abs=0.01) and (others == 0).mean() == pytest.approx((1 - p) / 2, abs=0.01)
+    assert x[:, 1::2].mean() == pytest.approx(3.5, abs=0.02)
+
+
+@pytest.mark.parametrize("split, blanks", [("train", 16), ("iid", 16), ("dense", 8), ("sparse", 32)])
+def test_selective_copy_without_blanks_is_the_output(split, blanks):
+    task = data.selective_copy.Task(block_size=65)
+    x, y = task.batch(split, 300, rng())
+    assert x.shape == y.shape == (300, 32 + blanks)
+    for row, target in zip(x, y):
+        said, out = row[:16 + blanks], target[target != -1]
+        assert (said == 0).sum() == blanks and said[said != 0].tolist() == out.tolist()
+        assert row[16 + blanks] == 1 and row[17 + blanks:].tolist() == out[:-1].tolist()  # teacher-forced
+        assert (target[:16 + blanks] == -1).all() and len(out) == 16
+    assert sorted(set(y.flatten())) == [-1, *range(2, 16)]
+    assert (x[:, :16 + blanks] == 0).mean(0).std() < 0.06  # blanks are anywhere
+
+
+def interpret(words):
+    """A counting program, run by a reader that knows nothing of how it was written. Returns the answer; asserts its rules."""
+    value, words, ops = {}, list(words), 0
+    while words[0] != "print":
+        ops += 1
+        if words[0] == "pass":
+            assert words[1] == ";"
+            words = words[2:]
+        elif words[1] == "++":
+            assert words[2] == ";" and value[words[0]] < 10
+            value[words[0]] += 1
+            words = words[3:]
+        else:
+            assert words[1:4] == ["=", "0", ";"]
+            value[words[0]] = 0
+            words = words[4:]
+    assert len(words) == 2
+    return value[words[1]], ops
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("split", ["train", "iid", "pass100", "pass10"])
+def test_counting_programs_replayed(split, n):
+    task = data.counting.Task(vars=n, max_ops=40, block_size=162, n_train=300)
+    x, y = task.batch(split, 300, rng())
+    assert x.shape == y.shape == (300, 162) and x.dtype == np.int64
+    lengths, names = [], set()
+    for row, target in zip(x, y):
+        words = [w for w in task.show(row) if w]
+        end = len(words) - 1
+        assert (row[end + 1:] == 21).all() and (target != -1).nonzero()[0].tolist() == [end]
+        answer, ops = interpret(words)
+        assert target[end] - 10 == answer
+        lengths.append(ops)
+        names |= set(words) & set("abcde")
+    assert min(lengths) < 10 and max(lengths) == 40 and names == set("abcde"[:n])
+    short = data.counting.Task(vars=n, max_ops=40, block_size=20, n_train=300)  # the same programs, their beginnings cut off
+    sx, sy = short.batch(split, 300, rng())
+    for row, cut, target, cut_target in zip(x, sx, y, sy):
+        whole = row[:(row != 21).sum()][-20:]
+        assert cut[:len(whole)].tolist() == whole.tolist() and cut_target.max() == target.max()
+
+
+def test_counting_operations_have_their_weights():
+    task = data.counting.Task(vars=1, max_ops=60, n_train=0)
+    kind, name, value = task.run(4000, 50, rng())
+    assert (value <= 10).all()
+    total, fresh = np.zeros_like(kind), np.zeros(4000, int) - 1  # the value before each operation, -1 unset
+    for t in range(60):
+        total[:, t] = fresh
+        fresh = np.where(kind[:, t] == 1, 0, fresh + (kind[:, t] == 2))
+    for before, share in ((total == -1, (50 / 51, 1 / 51, 0)), ((total >= 0) & (total < 10), (50 / 58, 1 / 58, 7 / 58)),
+                          (total == 10, (50 / 51, 1 / 51, 0))):
+        found = kind[before & (kind >= 0)]
+        for k in range(3):  # within four standard errors: invalid operations are drawn again
+            assert abs((found == k).mean() - share[k]) <= 4 * math.sqrt(share[k] * (1 - share[k]) / len(found)) + 1e-12
+
+
+def test_training_programs_are_fixed_and_test_programs_new():
+    task = data.counting.Task(n_train=50)
+    seen = {tuple(row) for row in task.fixed[0]}
+    assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
+    assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
+    assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
+
+
+@pytest.mark.parametrize("name", ["flipflop", "selective_copy", "counting"])
+def test_every_task_is_reproducible_fast_and_scores_itself(name):
+    cls = runs.task_class(name)
+    task = cls(**runs.pick(cls, cls.defaults["paper"]))
+    for split in task.splits:
+        x, y = task.batch(split, 8, rng(3))
+        assert all((a == b).all() for a, b in zip((x, y), task.batch(split, 8, rng(3))))
+        assert 0 <= x.min() and x.max() < task.vocab_size and y.max() < task.vocab_size and y.min() == -1
+        assert len(task.show(x[0])) == x.shape[1]
+        # perfect answers, then one wrong answer in the first sequence
+        y = torch.from_numpy(y)
+        logits = F.one_hot(y.clamp(min=0), task.vocab_size).float()
+        first = (y[0] != -1).nonzero()[0, 0]
+        for wrong in (0, 1):
+            for metric, (count, out_of) in task.score(logits, torch.from_numpy(x), y).items():
+                assert count.shape == out_of.shape == (8,)
+                good = metric == "exact_match"
+                assert count.tolist() == [1 - wrong] + [1] * 7 if good else count.tolist() == [wrong] + [0] * 7
+                assert out_of.tolist() == ((y != -1).sum(1) if metric in ("glitch_rate", "token_error") else torch.ones(8)).tolist()
+            logits[0, first] = -logits[0, first]
+    start, seconds, n = rng(1), [], 1000
+    for _ in range(3):
+        begin = time.perf_counter()
+        task.batch(task.splits[1], n, start)
+        seconds.append(time.perf_counter() - begin)
+    assert n * task.block_size / min(seconds) > 1e6  # 2 million a second on a quiet core
+
+
+def test_intervals():
+    one = np.ones(100)
+    p, low, high = evaluation.interval(np.zeros(100), one)  # Wilson's, from his formula: z^2 / (n + z^2)
+    assert (p, low) == (0, 0) and high == pytest.approx(1.96**2 / (100 + 1.96**2))
+    p, low, high = evaluation.interval(np.repeat([0, 1], 50), one)
+    assert p == 0.5 and low == pytest.approx(0.4038, abs=1e-4) and high == pytest.approx(0.5962, abs=1e-4)
+    # reads that are wrong together say less than as many independent ones
+    together = evaluation.interval(np.repeat([0, 10], 50), one * 10)
+    apart = evaluation.interval(np.repeat([0, 1], 500), np.ones(1000))
+    assert together[2] - together[1] == pytest.approx(3.1 * (apart[2] - apart[1]), rel=0.05)
+    assert together[1:] == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    covered = 0  # over many draws the truth lies inside about 95 times in 100
+    for seed in range(400):
+        out_of = rng(seed).integers(1, 9, 200)
+        bad = rng(seed + 1000).beta(0.3, 2.7, 200)  # strings differ in how hard they are; 0.1 on average
+        _, low, high = evaluation.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
+        covered += low <= 0.1 <= high
+    assert 365 <= covered <= 395
 
 
 # -----------------------------------------------------------------------------

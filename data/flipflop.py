@@ -17,7 +17,7 @@ W, R, I, ZERO, ONE = range(5)  # noqa: E741
 @dataclass
 class Task:
     data: str = "flipflop"  # flipflop
-    block_size: int = 128   # tokens in a string, even
+    block_size: int = 64    # tokens in a string, even
     p_ignore: float = 0.8   # share of i in training and in iid
     p_sparse: float = 0.98  # in sparse
     p_dense: float = 0.1    # in dense
@@ -26,7 +26,7 @@ class Task:
     vocab_size = 5
     # paper: TRA, section 3.1 and its authors' notebook; nano: for two CPU cores
     defaults = {
-        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=128, batch_size=32, max_iters=600, learning_rate=3e-4,
+        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=64, batch_size=64, max_iters=500, learning_rate=5e-4,
                      min_lr=0.0, warmup_iters=50, eval_interval=100, eval_iters=10),
         "paper": dict(n_layer=4, n_head=4, n_embd=256, block_size=512, batch_size=64, max_iters=25000, learning_rate=1e-4,
                       min_lr=0.0, warmup_iters=0, grad_clip=0.0, eval_interval=500, eval_iters=10),
