@@ -75,7 +75,8 @@ def counting_attention(q, k, v, gate_keys, P, position, extra=None):
     float32 (or float64). extra(here, i, j), if given, is added to the logits and not seen by the gates.
     """
     Tq, Tk, y = q.size(2), k.size(2), []
-    k, v, gate_keys = (x.flip(2) for x in (k, v, k if gate_keys is None else gate_keys))  # nearest key first: a plain cumsum counts
+    k, v, gate_keys = k.flip(2), v.flip(2), None if gate_keys is None else gate_keys.flip(2)  # nearest key first: a plain cumsum counts
+    gate_keys = k if gate_keys is None else gate_keys
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
         end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
         here, seen = slice(start - (Tk - Tq), end - (Tk - Tq)), slice(Tk - end, Tk)

@@ -109,7 +109,7 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         lam = (self.l_q1 * self.l_k1).sum().exp() - (self.l_q2 * self.l_k2).sum().exp() + self.l_init
         y = diff_attention(q, k, v, lam.to(v.dtype))
-        y = (1 - self.l_init) * self.ln_head(y).to(v.dtype)
+        y = (1 - self.l_init) * self.ln_head(y.float()).to(v.dtype)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

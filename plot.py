@@ -219,7 +219,7 @@ def look(model, idx):
             step = torch.diff(S, prepend=torch.zeros_like(S[..., :1]))[:, :, None].expand_as(distance)
             weight = rest[1][..., None] if name == "cable_attention" and rest[1] is not None else 1
             bias = -weight * (torch.log1p(distance**2) if name == "cable_attention" and rest[2] else distance)
-        elif isinstance(getattr(rest[0], "__self__", None), module.ALiBi) if module.__name__ == "model_baseline" else False:
+        elif type(getattr(rest[0], "__self__", None)).__name__ == "ALiBi":
             i, j = torch.arange(T)[:, None], torch.arange(T)
             distance, bias = (i - j).float().expand_as(s), rest[0](q, i, j).expand_as(s)
             step = torch.ones_like(distance)
