@@ -36,6 +36,7 @@ class GPTConfig:
     pe: str = "rope"        # nope learned sinusoidal rope alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last table entry beyond block_size (default: add nothing there)
     n_label: int = 0        # label: size of the label table, 0 means 16 * block_size
+    hard: bool = False      # attend to the one best key alone (CoPE, appendix C); gradients as if it were soft
 
 
 # -----------------------------------------------------------------------------
@@ -188,20 +189,21 @@ class Label(NoPE):
 
 ENCODINGS = dict(nope=NoPE, learned=Learned, sinusoidal=Sinusoidal, rope=RoPE, alibi=ALiBi, t5=T5,
                  kerple=Kerple, fire=FIRE, relative=Relative, label=Label)
-VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS} | dict(relative_capped=dict(pe="relative", capped=True))
+VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS} | dict(relative_capped=dict(pe="relative", capped=True),
+                                                        learned_hard=dict(pe="learned", hard=True))
 
 
 # -----------------------------------------------------------------------------
 # attention
 
-def attention(q, k, v, bias=None):
+def attention(q, k, v, bias=None, hard=False):
     """
-    softmax(q k^T / sqrt(d) + bias) v, causal.
+    softmax(q k^T / sqrt(d) + bias) v, causal; hard puts the largest weight at 1 and keeps softmax's gradient.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     bias: None, or a function of (query rows, i (n, 1), j (m,)) -> (1 or B, H, n, m). Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    if bias is None and Tq in (1, Tk):
+    if bias is None and not hard and Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
@@ -210,6 +212,10 @@ def attention(q, k, v, bias=None):
         rows = q[:, :, start - (Tk - Tq):end - (Tk - Tq)]
         b = bias(rows, i, j) if bias else q.new_zeros(())
         b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
+        if hard:
+            a = (rows @ k[:, :, :end].transpose(-1, -2) / math.sqrt(q.size(3)) + b).softmax(-1)
+            y.append((F.one_hot(a.argmax(-1), end) + (a - a.detach())).to(v.dtype) @ v[:, :, :end])  # straight-through
+            continue
         y.append(F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=b))
     return torch.cat(y[::-1], dim=2)
 
@@ -237,6 +243,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.hard = config.hard
 
     def forward(self, x, cache, pe, pos):
         B, T, C = x.shape
@@ -246,7 +253,7 @@ class CausalSelfAttention(nn.Module):
         q, k = pe.rotate(q, k, pos)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = attention(q, k, v, pe.bias)
+        y = attention(q, k, v, pe.bias, self.hard)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

@@ -123,9 +123,11 @@ class Position(nn.Module):
             return interpolate(q @ self.pos_emb.to(q.dtype), p)
         if self.kind == "alibi":
             return -self.m[:, None, None] * p
-        hidden = self.mlp[:2](p[..., None])                                 # (B, H, n, m, 64)
-        last = self.mlp[2]  # q . (W h + b) = (q W) . h + q . b: never a vector of size d per pair
-        return (hidden @ (q @ last.weight)[..., None].to(hidden.dtype)).squeeze(-1) + q @ last.bias[:, None]
+        last, y = self.mlp[2], []  # q . (W h + b) = (q W) . h + q . b: never a vector of size d per pair
+        for rows, count in zip(q.split(16, dim=2), p.split(16, dim=2)):     # h (B, H, 16, m, 64) is large
+            h = self.mlp[:2](count[..., None])
+            y.append((h @ (rows @ last.weight)[..., None].to(h.dtype)).squeeze(-1) + rows @ last.bias[:, None])
+        return torch.cat(y, dim=2)
 
     def relative(self, q, i, j):
         z = q @ self.e_rel.to(q.dtype)                                      # (B, H, n, block_size); 0 further away

@@ -37,7 +37,8 @@ TRA_TABLE1 = {
 COPE_TABLE7 = {
     "cope 256/4/4": (0.03, 4.9), "cope 256/2/4": (0.0, 13.2), "cope 256/4/2": (0.0, 3.0), "cope 256/2/2": (0.0, 14.6),
     "cope 128/4/4": (0.2, 33.2), "cope 128/2/4": (0.03, 22.3), "cope 128/4/2": (0.03, 14.5), "cope 128/2/2": (0.02, 24.5),
-    "cope_mlp": (0.03, 5.9), "alibi 1": (0.0, 11.4), "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
+    "learned, hard attention": (50.7, 49.1), "cope_mlp": (0.03, 5.9), "alibi 1": (0.0, 11.4),
+    "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
 NORMS = {f"{m} {norm}{' qk-norm' * qk}": f"--model {m} --norm {norm} --{'' if qk else 'no-'}qk_norm"
          for m in ("tra", "fox", "cope", "rope") for norm in ("pre", "post") for qk in (True, False)}
 # CoPE's flip-flop setting (appendix C): 10,000 steps, linear decay; "batch size 16" on 8 GPUs is read as 16 on each
@@ -55,7 +56,7 @@ def cope_table7(divide, n):
         return f"--model {model} --n_embd {C // divide} --n_layer {L} --n_head {H}"
     rows = {f"cope {C}/{L}/{H}": (flags("cope", C, L, H), n if (C, L, H) == (256, 4, 4) else 1)
             for C in (256, 128) for L in (4, 2) for H in (4, 2)}
-    rows["cope_mlp"] = flags("cope_mlp"), 1
+    rows |= {"learned, hard attention": (flags("learned_hard"), 1), "cope_mlp": (flags("cope_mlp"), 1)}
     for name, m in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16)):
         rows[f"alibi {name}"] = flags("cope_alibi") + " --slopes " + ",".join(str(m / 2**h) for h in range(4)), n
     return rows | {"alibi learned": (flags("cope_alibi"), n)}

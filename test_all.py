@@ -569,6 +569,20 @@ def test_sinusoidal_and_learned_and_label_embeddings():
         label.embed(torch.zeros(1, 101, 18), torch.arange(101), None)
 
 
+def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient(monkeypatch):
+    q, k, v = (x.requires_grad_() for x in random_qkv(Tq=12))
+    s = (q @ k.transpose(-1, -2) / math.sqrt(5)).masked_fill(torch.ones(12, 37).triu(26).bool(), float("-inf"))
+    best = v.gather(2, s.argmax(-1)[..., None].expand(-1, -1, -1, 5))
+    for rows in (128, 5):
+        monkeypatch.setattr(model_baseline, "ROWS", rows)
+        close(attention(q, k, v, hard=True), best, 1e-12)
+    weights = torch.randn(2, 3, 12, 5, dtype=torch.float64)
+    hard = torch.autograd.grad((attention(q, k, v, hard=True) * weights).sum(), (q, k))
+    soft = torch.autograd.grad((s.softmax(-1) @ v * weights).sum(), (q, k))
+    for a, b in zip(hard, soft):
+        close(a, b, 1e-12)
+
+
 def test_baseline_gradients():
     for name in ("t5", "kerple", "fire", "relative"):
         q, k, v = random_qkv(B=1, H=3, Tq=3, Tk=5, d=6)
@@ -601,7 +615,7 @@ def test_causality(name, norm):
 @pytest.mark.parametrize("name", MODELS)
 def test_cached_decoding_equals_the_full_forward(name):
     """Past the training length (24), in pieces of every kind: a prompt, single tokens, several at once."""
-    model, T = make(name), 24 if name == "learned" else 90
+    model, T = make(name), 24 if "learned" in name else 90
     idx = torch.randint(0, 61, (2, T))
     cuts = [0, 5, 6, 7, 19, 20, T] if T == 24 else [0, 5, 6, 7, 40, 41, 70, T]
     with torch.no_grad():
@@ -663,7 +677,7 @@ def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
     model, cpu, context = make(name), torch.device("cpu"), contextlib.nullcontext()
     stream = np.random.default_rng(0).integers(0, 61, 101).astype(np.uint16)
     ids = torch.from_numpy(stream.astype(np.int64))
-    for T in (10, 24) if name == "learned" else (10, 24, 64):
+    for T in (10, 24) if "learned" in name else (10, 24, 64):
         with torch.no_grad():
             want = torch.cat([F.cross_entropy(model(ids[None, a:min(a + T, 100)])[0][0], ids[a + 1:min(a + T, 100) + 1],
                                               reduction="none") for a in range(0, 100, T)])
@@ -721,7 +735,7 @@ def test_the_shared_parts_of_the_model_files_are_the_same(path):
     for name in ("CausalSelfAttention.__init__", "CausalSelfAttention.forward", "GPT.__init__", "GPT.forward"):
         lines = iter(theirs[name].splitlines())
         for line in ours[name].splitlines():
-            if not re.search(r"\bpe\b|\bpos\b|ENCODINGS|start|enumerate|cache\.append", line):
+            if not re.search(r"\bpe\b|\bpos\b|ENCODINGS|start|enumerate|cache\.append|\bhard\b", line):
                 assert line in lines, f"{path.name}: {name} lacks, or has elsewhere: {line.strip()}"
 
 
