@@ -183,14 +183,15 @@ def main():
     parser.add_argument("--data", type=runs.absolute, help="another corpus, file or folder than the runs were trained on")
     parser.add_argument("--out", help="where to write, without extension; default: eval.json and eval.png in the run's folder, "
                                       "out/eval for several runs")
-    parser.add_argument("--seed", type=int, default=1337, help="of models that draw at test time (label)")
+    parser.add_argument("--seed", type=int, default=1337, help="of a task's sequences, and of models that draw at test time (label)")
+    parser.add_argument("--bema", action="store_true", help="score the BEMA weights of runs trained with --bema")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
     args = runs.parse(parser)
     device = runs.pick_device(args.device)
     context, dtype = runs.autocast(device, args.dtype)
     paths = [runs.find_checkpoint(p) for p in args.checkpoints or [None]]
-    loaded = [runs.load_run(p, device) for p in paths]
+    loaded = [runs.load_run(p, device, args.bema) for p in paths]
 
     for path, (_, config, _) in zip(paths, loaded):
         kinds = {d: hasattr(runs.task_class(d), "score") for d in (config["data"], args.data or config["data"])}
@@ -207,7 +208,7 @@ def main():
     base = Path(base)
     base.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(base.with_name(base.name + ".json"), dict(
-        command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype,
+        command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype, bema=args.bema,
         peak_memory_GB=runs.peak_memory(device), **found))
     print(f"wrote {base}.json", flush=True)
     sys.exit(runs.script("plot.py", "scores" if synthetic else "lengths", f"{base}.json"))

@@ -271,11 +271,21 @@ def load_weights(model, checkpoint, path):
              "they are another model's, or the model file has changed since")
 
 
-def load_run(path, device):
-    """-> (model in eval mode on device, config, checkpoint) of a saved run."""
+def bema_weights(weights, bema, t, config):
+    """BEMA_t = EMA_t + (rho + t)^-eta (theta_t - theta_0) (Block and Zhang, 2025): {name: tensor}, for evaluation only."""
+    alpha = (config["rho"] + t) ** -config["eta"]
+    return {n: ema + alpha * (weights[n] - bema["start"][n]) for n, ema in bema["ema"].items()}
+
+
+def load_run(path, device, bema=False):
+    """-> (model in eval mode on device, config, checkpoint) of a saved run, with its last weights or their BEMA."""
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint["config"])
     load_weights(model, checkpoint, path)
+    if bema:
+        if "bema" not in checkpoint:
+            fail(f"{path} has no BEMA weights: it was trained without --bema")
+        model.load_state_dict(bema_weights(checkpoint["model"], checkpoint["bema"], checkpoint["iter"], checkpoint["config"]), strict=False)
     return model.to(device).eval(), checkpoint["config"], checkpoint
 
 

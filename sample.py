@@ -55,6 +55,7 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution (default: 0.8)")
     parser.add_argument("--top_k", type=int, default=0, help="only the k likeliest tokens; 0 is all (default: 0)")
     parser.add_argument("--seed", type=int, default=1337, help="of the sampling (default: 1337)")
+    parser.add_argument("--bema", action="store_true", help="the BEMA weights of a run trained with --bema")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
     args = runs.parse(parser)
@@ -77,7 +78,7 @@ def main():
     device = runs.pick_device(args.device)
     context, dtype = runs.autocast(device, args.dtype)
     path = runs.find_checkpoint(args.checkpoint)
-    model, config, checkpoint = runs.load_run(path, device)
+    model, config, checkpoint = runs.load_run(path, device, args.bema)
     if "tokenizer" not in config:
         runs.fail(f"{path} was trained on {config['data']}, which has no text to write; see python eval.py and python plot.py maps")
     try:

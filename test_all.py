@@ -869,7 +869,7 @@ def test_a_task_from_training_to_figures(repo):
 def test_a_resumed_run_equals_an_uninterrupted_one(repo, name):
     """Interrupted by Ctrl-C in the middle, and gone on with: the same losses, to the last digit, dropout and label draws included."""
     flags = ["--model", name, "--data", "notes", "--max_iters", 60, "--eval_interval", 20, "--no-evaluate", "--dropout", 0.1,
-             "--gradient_accumulation_steps", 2, *TINY_FLAGS]
+             "--gradient_accumulation_steps", 2, "--bema", *TINY_FLAGS]
     command(repo, "train.py", *flags, "--out_dir", f"out/whole-{name}")
     out = repo / "out" / f"broken-{name}"
     process = subprocess.Popen([sys.executable, "train.py", *map(str, flags), "--out_dir", str(out)], cwd=repo, text=True,
@@ -888,10 +888,39 @@ def test_a_resumed_run_equals_an_uninterrupted_one(repo, name):
     assert losses(out) == losses(repo / "out" / f"whole-{name}")
     a, b = (torch.load(repo / "out" / f"{x}-{name}" / "ckpt.pt", weights_only=True) for x in ("whole", "broken"))
     assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"]) and a["best_val_loss"] == b["best_val_loss"]
+    assert all(torch.equal(a["bema"][w][k], b["bema"][w][k]) for w in ("start", "ema") for k in a["bema"][w])
     # once more on the finished run: nothing to do, nothing lost; and further, when asked
     command(repo, "train.py", "--resume", out, "--no-evaluate")
     command(repo, "train.py", "--resume", out, "--no-evaluate", "--max_iters", 63)
     assert max(losses(out)[0]) == 63
+
+
+def test_bema_is_its_formulas(repo, monkeypatch, capsys):
+    monkeypatch.chdir(repo)
+    flags = ["train.py", "--model", "cable", "--data", "flipflop", "--bema", "--no-evaluate", *TINY_FLAGS]
+
+    def train_on(*more):
+        monkeypatch.setattr(sys, "argv", [*flags, *more] if "--resume" not in more else ["train.py", "--no-evaluate", *more])
+        train.main()
+        return torch.load(repo / more[1] / "ckpt.pt", weights_only=True)
+    first = train_on("--out_dir", "out/bema", "--max_iters", "1", "--eta", "0.4", "--kappa", "0.7", "--rho", "3")
+    second = train_on("--resume", "out/bema", "--max_iters", "2")
+    assert "with the BEMA weights" in capsys.readouterr().out
+    loaded, *_ = runs.load_run(repo / "out" / "bema" / "ckpt.pt", torch.device("cpu"), bema=True)
+    for n, p in loaded.named_parameters():
+        start, theta1, theta2 = first["bema"]["start"][n], first["model"][n], second["model"][n]
+        ema = start + (3 + 1) ** -0.7 * (theta1 - start)
+        ema = ema + (3 + 2) ** -0.7 * (theta2 - ema)
+        close(second["bema"]["ema"][n], ema, 1e-7)
+        close(p, ema + (3 + 2) ** -0.4 * (theta2 - start), 1e-7)
+        assert torch.equal(start, second["bema"]["start"][n])
+    # kappa 0 does not average; a large eta leaves the average alone; weights that stay put stay put
+    plain = train_on("--out_dir", "out/kappa0", "--max_iters", "3", "--kappa", "0")
+    assert all(torch.equal(plain["bema"]["ema"][n], plain["model"][n]) for n in plain["bema"]["ema"])
+    c = dict(rho=10.0, eta=1e3)
+    assert all(torch.equal(x, second["bema"]["ema"][n]) for n, x in runs.bema_weights(second["model"], second["bema"], 2, c).items())
+    same = dict(start=second["model"], ema=second["model"])
+    assert all(torch.equal(x, second["model"][n]) for n, x in runs.bema_weights(second["model"], same, 2, dict(rho=10.0, eta=0.2)).items())
 
 
 def test_an_interrupted_pair_of_processes_stops_together_and_goes_on(repo):
@@ -966,6 +995,8 @@ def complaint(repo, *words):
     ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
     ("--dropout 2", "--dropout must be in [0, 1)"),
+    ("--bema --kappa 2", "--kappa between 0 and 1"),
+    ("--bema --eta -1", "--eta 0 or more"),
     ("--step tanh", "step='tanh' is not one of relu, softplus"),
     ("--no-causal", "--no-causal sees the very token it should predict"),
     ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose bytes or gpt2"),
@@ -1057,6 +1088,7 @@ def test_bad_requests_of_eval_and_sample(repo, trained):
         ("was trained on flipflop, which has no text to write", "sample.py", trained / "rope"),
         ("rope has no step to show, it has attention", "plot.py", "maps", trained / "rope", "--kinds", "step"),
         ("rope has no step to show, it has attention", "plot.py", "steps", trained / "rope"),
+        ("has no BEMA weights: it was trained without --bema", "eval.py", trained / "rope", "--bema"),
         ("--layer 5: the model has layers 0 to 1", "plot.py", "maps", trained / "cable", "--layer", 5),
         ("flipflop has no text: leave out --prompt", "plot.py", "maps", trained / "rope", "--prompt", "x"),
         ("no scores by step in there", "plot.py", "errors", trained / "cable"),

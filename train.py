@@ -48,6 +48,10 @@ class TrainConfig:
     beta1: float = 0.9            # AdamW
     beta2: float = 0.95           # AdamW
     grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
+    bema: bool = False            # keep BEMA weights besides (Post-Norm, 4.5); validated here, used by eval.py and sample.py --bema
+    rho: float = 10.0             # BEMA: lag
+    kappa: float = 0.5            # BEMA: power of the average, 0 to 1; 0 does not average
+    eta: float = 0.2              # BEMA: power of the bias correction; large is plain EMA
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
     eval_iters: int = 20          # batches per validation
     log_interval: int = 10        # steps between log lines
@@ -66,6 +70,8 @@ class TrainConfig:
                 raise ValueError(f"--{name} must be 0 or more")
         if not self.learning_rate > 0:
             raise ValueError("--learning_rate must be more than 0")
+        if not (self.rho >= 1 and 0 <= self.kappa <= 1 and 0 <= self.eta < float("inf")):
+            raise ValueError("--rho must be at least 1, --kappa between 0 and 1, --eta 0 or more")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError("--beta1 and --beta2 must be in [0, 1)")
         if not 0 <= self.seed < 1 << 23:
@@ -235,12 +241,15 @@ def main():
     optimizer = make_optimizer(model, c, device)
     start, best, seconds = 0, float("inf"), 0.0
     source = getattr(task, "meta", {}).get("sha256", "")
+    bema = {w: {n: p.detach().clone() for n, p in raw_model.named_parameters()} for w in ("start", "ema")} if c["bema"] else None
     if checkpoint:
         if checkpoint["source"] != source:
             runs.fail(f"the text behind --data {c['data']} has changed since {out} was trained on it")
         runs.load_weights(model, checkpoint, out)
         optimizer.load_state_dict(checkpoint["optimizer"])
         start, best, seconds = checkpoint["iter"], checkpoint["best_val_loss"], checkpoint["seconds"]
+        if bema:
+            bema = {w: {n: p.to(device) for n, p in ps.items()} for w, ps in checkpoint["bema"].items()}
     del checkpoint
     compiled = c["compile"] == "on" or (c["compile"] == "auto" and device.type == "cuda")
     if compiled:
@@ -265,7 +274,7 @@ def main():
         if not all(p.isfinite().all() for p in raw_model.parameters()):
             runs.fail(f"the weights are not finite at iter {it}; try a lower --learning_rate. {out}'s checkpoints are as they were")
         state = dict(config=c, model=raw_model.state_dict(), optimizer=optimizer.state_dict(), iter=it,
-                     best_val_loss=best, seconds=seconds, source=source)
+                     best_val_loss=best, seconds=seconds, source=source) | (dict(bema=bema) if bema else {})
         runs.write_safely(out / name, lambda tmp: torch.save(state, tmp))
 
     stop = []
@@ -294,6 +303,9 @@ def main():
         optimizer.zero_grad(set_to_none=True)
 
         done = it + 1
+        if bema:  # EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, beta_t = (rho + t)^-kappa
+            for n, p in raw_model.named_parameters():
+                bema["ema"][n].lerp_(p.detach(), (c["rho"] + done) ** -c["kappa"])
         stopping = bool(stop)
         if ddp:  # an interrupt reaches the processes at different steps: all stop at this one, or none
             flag = torch.tensor(int(stopping), device=device)
@@ -315,9 +327,17 @@ def main():
             log.write(json.dumps(dict(iter=done, loss=loss, lr=get_lr(it, c), tok_s=round(rate), seconds=round(seconds, 2))) + "\n")
         if done % c["eval_interval"] == 0 or end:
             val, scores = validate(raw_model, task, c, device, context)
+            averaged = {}
+            if bema:
+                raw = {n: p.detach().clone() for n, p in raw_model.named_parameters()}
+                raw_model.load_state_dict(runs.bema_weights(raw, bema, done, c), strict=False)
+                averaged = dict(zip(("val_loss", "scores"), validate(raw_model, task, c, device, context)))
+                raw_model.load_state_dict(raw, strict=False)
+                print(f"iter {done}/{c['max_iters']} | val loss {averaged['val_loss']:.4f} with the BEMA weights")
             print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}"
                   + "".join(f" | {s} " + " ".join(f"{m} {v:.4f}" for m, v in ms.items()) for s, ms in scores.items()), flush=True)
-            log.write(json.dumps(dict(iter=done, val_loss=val) | (dict(scores=scores) if scores else {})) + "\n")
+            log.write(json.dumps(dict(iter=done, val_loss=val) | (dict(scores=scores) if scores else {})
+                                 | (dict(bema=averaged) if averaged else {})) + "\n")
             if val < best:
                 best = val
                 save(done, "best.pt")
