@@ -108,27 +108,48 @@ def lengths(path, out, models=None):
 
 
 def scores(path, out, metric=None):
-    """eval.py's JSON of a task -> one panel per split, one row per model: every seed a dot, its 95 % interval a line."""
+    """
+    eval.py's JSON of a task, one panel per split. At one length a row per model, every seed a dot with its 95 % interval;
+    at several lengths a line per model.
+    """
     def parse(path):
         data = json.loads(path.read_text())
+        metrics = [m for r in data["runs"] for by_split in r["scores"].values() for s in by_split.values() for m in s]
         groups = {}
         for r in data["runs"]:
-            for T, by_split in r["scores"].items():
-                label = r.get("label", r["name"]) + (f", {int(T):,}" if len(r["scores"]) > 1 else "")
-                groups.setdefault(label, []).append(by_split)
-        return data["splits"], groups, next(m for by_split in data["runs"][0]["scores"].values() for s in by_split.values() for m in s)
-    splits, groups, headline = read(path, parse)
-    metric = metric or headline
-    fig, axes = plt.subplots(1, len(splits), figsize=(3.4 * len(splits) + 1, 0.3 * len(groups) + 1.3), sharey=True, squeeze=False)
+            groups.setdefault(r["label"] if "label" in r else r["model"], []).append(r)
+        return data["splits"], groups, list(dict.fromkeys(metrics))
+    splits, groups, metrics = read(path, parse)
+    if metric and metric not in metrics:
+        runs.fail(f"{path} has no {metric}: {runs.nearest(metric, metrics)}")
+    metric = metric or metrics[0]
+    lengths = sorted({int(T) for rows in groups.values() for r in rows for T in r["scores"]})
+    flat = len(lengths) == 1 or len({r["block_size"] for rows in groups.values() for r in rows}) > 1
+    height = 0.3 * len(groups) + 1.3 if flat else 3.2
+    fig, axes = plt.subplots(1, len(splits), figsize=(3.4 * len(splits) + 1, height), sharey=True, squeeze=False)
     for ax, split in zip(axes[0], splits):
-        for n, rows in enumerate(groups.values()):
-            found = [r[split][metric] for r in rows if metric in r.get(split, {})]
-            for offset, f in zip(np.linspace(-0.15, 0.15, len(found)) if len(found) > 1 else [0], found):
-                ax.plot([100 * f["low"], 100 * f["high"]], [n + offset] * 2, color="black", lw=1, alpha=0.5)
-                ax.plot(100 * f["value"], n + offset, "o", color="black", ms=4, clip_on=False)
-        ax.set(title=split, xlabel=f"{metric.replace('_', ' ')} (%)", xlim=(-2, 102))
-    axes[0, 0].set_yticks(range(len(groups)), groups)
-    axes[0, 0].invert_yaxis()
+        for n, ((label, rows), kw) in enumerate(zip(groups.items(), style(len(groups)))):
+            points = [{int(T): by[split][metric] for T, by in r["scores"].items() if metric in by.get(split, {})} for r in rows]
+            if flat:
+                found = [f for by_length in points for f in by_length.values()]
+                for offset, f in zip(np.linspace(-0.15, 0.15, len(found)) if len(found) > 1 else [0], found):
+                    ax.plot([100 * f["low"], 100 * f["high"]], [n + offset] * 2, color="black", lw=1, alpha=0.5)
+                    ax.plot(100 * f["value"], n + offset, "o", color="black", ms=4, clip_on=False)
+            elif xs := sorted(set.intersection(*map(set, points))):
+                band(ax, xs, [[100 * p[T]["value"] for T in xs] for p in points], label, marker="o", ms=4, **kw)
+        ax.set(title=split)
+        if flat:
+            ax.set(xlabel=f"{metric.replace('_', ' ')} (%)", xlim=(-2, 102))
+        else:
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(lengths, [f"{T:,}" for T in lengths])
+            ax.set(xlabel="tokens", ylim=(-2, 102))
+    if flat:
+        axes[0, 0].set_yticks(range(len(groups)), groups)
+        axes[0, 0].invert_yaxis()
+    else:
+        axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (%)")
+        axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     finish(fig, out or Path(path).with_suffix(".png"))
 
 
@@ -161,7 +182,10 @@ def errors(paths, out, metric=None):
     if not all(h for histories in groups.values() for h in histories):
         runs.fail("no scores by step in there: only runs on a synthetic task have them")
     scored = next(iter(groups.values()))[0][0][1]
-    metric = metric or next(m for by_metric in scored.values() for m in by_metric)
+    metrics = list(dict.fromkeys(m for by_metric in scored.values() for m in by_metric))
+    if metric and metric not in metrics:
+        runs.fail(f"no {metric} in there: {runs.nearest(metric, metrics)}")
+    metric = metric or metrics[0]
     fig, axes = plt.subplots(1, len(scored), figsize=(3.6 * len(scored) + 1, 3.2), sharey=True, squeeze=False)
     for ax, split in zip(axes[0], scored):
         for (label, histories), kw in zip(groups.items(), style(len(groups))):

@@ -1092,6 +1092,7 @@ def test_bad_requests_of_eval_and_sample(repo, trained):
         ("--layer 5: the model has layers 0 to 1", "plot.py", "maps", trained / "cable", "--layer", 5),
         ("flipflop has no text: leave out --prompt", "plot.py", "maps", trained / "rope", "--prompt", "x"),
         ("no scores by step in there", "plot.py", "errors", trained / "cable"),
+        ("no exact_mach in there: did you mean exact_match?", "plot.py", "errors", trained / "rope", "--metric", "exact_mach"),
     ]
     with ThreadPoolExecutor(2) as pool:  # most of the time is the import of torch
         for (says, *_), line in zip(cases, pool.map(lambda case: complaint(repo, *case[1:]), cases)):
