@@ -62,10 +62,27 @@ def interval(count, out_of):
     return tuple(min(max(float(v), 0.0), 1.0) for v in (p, (middle - half) / (1 + z * z / m), (middle + half) / (1 + z * z / m)))
 
 
+def auc(logits, positive):
+    """
+    ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is above a negative's, over all pairs
+    of sequences, ties 1/2. NaN where there are only positives or only negatives.
+    """
+    found = []
+    for column, good in zip(logits.T, positive.T):
+        _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
+        rank = (counts.cumsum() - (counts - 1) / 2)[where]  # from 1; equal logits share the mean of their ranks
+        p, n = good.sum(), (~good).sum()
+        found.append((rank[good].sum() - p * (p + 1) / 2) / (p * n) if p and n else np.nan)
+    return np.array(found)
+
+
 @torch.no_grad()
 def task_scores(model, task, split, sequences, seed, device, context):
-    """-> {metric: dict(value, low, high)} over so many new sequences of a split, the same for every model."""
-    counts, chunk = {}, 500
+    """
+    -> {metric: dict(value, low, high)} over so many new sequences of a split, the same for every model; and the AUC by position,
+    None where it is not defined, of a task that has a contrast, else None.
+    """
+    counts, contrast, chunk = {}, [], 500
     for first in range(0, sequences, chunk):
         rng = np.random.default_rng([seed, 1 << 41, task.splits.index(split), first])  # training has [seed, step]
         drawn = [torch.from_numpy(a).to(device) for a in task.batch(split, min(chunk, sequences - first), rng)]
@@ -74,7 +91,11 @@ def task_scores(model, task, split, sequences, seed, device, context):
                 logits = model(x)[0]
             for metric, pair in task.score(logits, x, y).items():
                 counts.setdefault(metric, []).append([n.double().cpu().numpy() for n in pair])
-    return {metric: dict(zip(("value", "low", "high"), interval(*map(np.concatenate, zip(*pairs))))) for metric, pairs in counts.items()}
+            if hasattr(task, "contrast"):
+                contrast.append([a.float().cpu().numpy() if a.is_floating_point() else a.cpu().numpy() for a in task.contrast(logits, x)])
+    by_position = auc(*map(np.concatenate, zip(*contrast))) if contrast else None
+    scores = {metric: dict(zip(("value", "low", "high"), interval(*map(np.concatenate, zip(*pairs))))) for metric, pairs in counts.items()}
+    return scores, None if by_position is None else [None if np.isnan(a) else float(a) for a in by_position]
 
 
 def evaluate_task(args, paths, loaded, device, context, dtype):
@@ -101,12 +122,17 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
             for split in splits:
                 torch.manual_seed(args.seed)
                 try:
-                    scores[split] = task_scores(model, tasks[T][n], split, args.sequences, args.seed, device, context)
+                    scores[split], by_position = task_scores(model, tasks[T][n], split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends
                     print(f"  {split:8} - {e}")
                     continue
                 print(f"  {split:8}" + "".join(f"{m:>17} {100 * v['value']:7.3f} [{100 * v['low']:.3f}, {100 * v['high']:.3f}]"
                                                for m, v in scores[split].items()), flush=True)
+                if by_position:
+                    row.setdefault("auc", {}).setdefault(T or config["block_size"], {})[split] = by_position
+                    defined = [a for a in by_position if a is not None]
+                    print(f"  {'':8}{'AUC by position':>17} " + (f"{np.mean(defined):7.4f} on average, {min(defined):.4f} at worst, at "
+                          f"{len(defined):,} of {len(by_position):,} positions" if defined else "not defined: one class is empty"))
         if any(row["scores"].values()):
             results.append(row | dict(eval_seconds=round(time.time() - start, 2)))
     return dict(data=dict(corpus=first["data"], source=f"data/{first['data']}.py"), sequences=args.sequences, splits=splits, runs=results)

@@ -27,9 +27,12 @@ import torch
 from torch.nn import functional as F
 
 import data.counting
+import data.dyck
 import data.flipflop
 import data.selective_copy
+import data.set_complement
 import data.text
+import data.tomita
 import eval as evaluation
 import model_baseline
 import model_cable
@@ -1184,6 +1187,11 @@ def complaint(repo, *words):
     ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy, not 64"),
     ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
     ("--data counting --max_ops 2", "counting needs max_ops >= 3"),
+    ("--data set_complement --n 1", "set complement needs n >= 2"),
+    ("--data set_complement --n 8 --block_size 8", "block_size from 1 to n - 1"),
+    ("--data dyck --k 0", "dyck needs k, m and block_size of at least 1"),
+    ("--data tomita --language 4", "language=4: choose from 3, 7"),
+    ("--data tomita --p_end 1.5", "tomita needs p_switch and p_end between 0 and 1"),
     ("--model cope --P 0", "P=0 must be at least 1"),
     ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
     ("--model cope_alibi --n_head 2 --slopes 1,2,3", "slopes='1,2,3' must be n_head=2 numbers"),
@@ -1630,6 +1638,129 @@ def test_training_programs_are_fixed_and_test_programs_new():
     assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
     assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
     assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
+
+
+def chi_square(counts, p):
+    """How far counts are from what p says, in standard deviations of the chi-square statistic's own distribution."""
+    keep = p > 0
+    assert counts[~keep].sum() == 0, "an illegal token was drawn"
+    expected = counts.sum() * p[keep]
+    return (((counts[keep] - expected) ** 2 / expected).sum() - (keep.sum() - 1)) / math.sqrt(2 * max(keep.sum() - 1, 1))
+
+
+def test_set_complement():
+    task = data.set_complement.Task(n=9, block_size=3)
+    for split, T in (("train", 3), ("iid", 3), ("half", 4), ("full", 8)):
+        x, y = task.batch(split, 2000, rng())
+        assert x.shape == y.shape == (2000, T) and (x[:, 1:] == y[:, :-1]).all()
+        assert all(len({*a, b}) == T + 1 for a, b in zip(x, y[:, -1]))  # without repetition
+        p = task.target(torch.from_numpy(x))
+        for row, target in zip(x[:20], p):
+            for t in range(T):
+                absent = set(range(9)) - set(row[:t + 1].tolist())
+                assert all(target[t, i] == pytest.approx(1 / len(absent) if i in absent else 0) for i in range(9))
+    counts = np.bincount(task.batch("train", 20000, rng())[0][:, 0], minlength=9)
+    assert abs(chi_square(counts, np.ones(9) / 9)) < 4
+    # TVD: 0 for the target itself, |absent| / n too far spread for the uniform distribution over all
+    x, y = (torch.from_numpy(a) for a in task.batch("half", 5, rng()))
+    for logits, want in ((task.target(x).log(), [0, 0, 0, 0]), (torch.zeros(5, 4, 9), [1 / 9, 2 / 9, 3 / 9, 4 / 9])):
+        scores = task.score(logits, x, y)
+        close(scores["tvd"][0], torch.full((5,), sum(want)), 1e-5)
+        close(scores["tvd_last"][0], torch.full((5,), want[-1]), 1e-5)
+        assert scores["tvd"][1].tolist() == [4] * 5
+
+
+@pytest.mark.parametrize("k, m", [(1, 1), (2, 3), (3, 2)])
+def test_dyck_strings_parse_and_have_their_distribution(k, m):
+    task = data.dyck.Task(block_size=24, k=k, m=m)
+    seen = {}
+    for split, T in (("train", 24), ("long", 96)):
+        x, y = task.batch(split, 3000 if split == "train" else 50, rng())
+        assert x.shape == y.shape == (len(x), T) and (x[:, 0] == 0).all() and (x[:, 1:] >= 2).all()
+        p = task.target(torch.from_numpy(x)).numpy()
+        assert np.abs(p.sum(-1) - 1).max() < 1e-6
+        for row, drawn, target in zip(x, y, p):
+            stack = []
+            for t in range(T):
+                if row[t] >= 2 + k:
+                    assert stack.pop() == row[t] - 2 - k
+                elif row[t] >= 2:
+                    stack.append(row[t] - 2)
+                assert len(stack) <= m
+                want = np.zeros(2 + 2 * k)  # the spec's three cases
+                if not stack:
+                    want[1], want[2:2 + k] = 1 / 2, 1 / (2 * k)
+                elif len(stack) < m:
+                    want[2:2 + k], want[2 + k + stack[-1]] = 1 / (2 * k), 1 / 2
+                else:
+                    want[2 + k + stack[-1]] = 1
+                assert np.abs(target[t] - want).max() < 1e-6
+                if split == "train":
+                    key = tuple(want)
+                    seen.setdefault(key, np.zeros(2 + 2 * k))[drawn[t]] += 1
+                assert t + 1 == T or drawn[t] in (row[t + 1], 1)
+    for key, counts in seen.items():
+        assert abs(chi_square(counts, np.array(key))) < 5
+
+
+@pytest.mark.parametrize("language, legal", [(3, r"(?!.*(?<!1)1(11)*0(00)*1).*"), (7, "0*1*0*1*")])
+def test_tomita_strings_match_their_expression(language, legal):
+    """Beginnings of strings of the language, by a regular expression that knows nothing of automata."""
+    task = data.tomita.Task(block_size=60, language=language)
+    seen = {}
+    x, y = task.batch("train", 2000, rng())
+    assert x.shape == y.shape == (2000, 60) and task.batch("long", 3, rng())[0].shape == (3, 460)
+    p = task.target(torch.from_numpy(x)).numpy()
+    assert np.abs(p.sum(-1) - 1).max() < 1e-6 and (p[..., 0] == 0).all()
+    logit, positive = task.contrast(torch.from_numpy(p), torch.from_numpy(x))
+    symbol = {3: 1, 7: 0}[language]
+    assert (logit.numpy() == p[..., 2 + symbol]).all() and (positive.numpy() == (p[..., 2 + symbol] > 0)).all()
+    for n, (row, drawn, target) in enumerate(zip(x, y, p)):
+        text = "".join(task.show(row[1:]))
+        assert re.fullmatch(legal, text)
+        if n < 60:
+            for t in range(1, 60):
+                so_far = text[:t]
+                for s in "01":
+                    assert (target[t, 2 + int(s)] > 0) == bool(re.fullmatch(legal, so_far + s)), (so_far, s)
+                ends = language == 7 or not re.search("(?<!1)1(11)*0(00)*$", so_far)  # an odd run of 0s after an odd run of 1s is not over
+                assert (target[t, 1] > 0) == ends
+                if (target[t, 2:] > 0).all():
+                    assert target[t, 2 + int(so_far[-1])] / target[t, 2:].sum() == pytest.approx({3: 0.8, 7: 0.99}[language], abs=1e-5)
+        for t in range(60):
+            seen.setdefault(tuple(target[t].round(6)), np.zeros(4))[drawn[t]] += 1
+    for key, counts in seen.items():
+        assert abs(chi_square(counts, np.array(key, np.float64) / sum(key))) < 5
+    ended = (y[:, :] == 1).any(1).mean()
+    assert 0.2 < ended < 0.5  # about half by 100
+
+
+def test_auc_is_the_share_of_pairs():
+    g = rng(1)
+    logits, positive = g.integers(0, 6, (40, 7)).astype(np.float32), g.random((40, 7)) < 0.4  # with many ties
+    positive[:, 3], positive[:, 5] = True, False
+    got = evaluation.auc(logits, positive)
+    for t in range(7):
+        pairs = [(a > b) + (a == b) / 2 for a, p in zip(logits[:, t], positive[:, t]) if p
+                 for b, q in zip(logits[:, t], positive[:, t]) if not q]
+        assert np.isnan(got[t]) if t in (3, 5) else got[t] == pytest.approx(np.mean(pairs))
+
+
+def test_distributions_from_training_to_eval(repo):
+    """Every task of Post-Norm is trained and scored; the AUC is there where the task has one, undefined positions as null."""
+    tiny = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --batch_size 4 --eval_iters 2 --max_iters 2 --no-evaluate".split()
+
+    def train_and_score(name):
+        command(repo, "train.py", "--model", "perinorm", "--data", name, *tiny, "--out_dir", f"out/dist-{name}")
+        return command(repo, "eval.py", f"out/dist-{name}", "--sequences", 40)[0]
+    names = ("set_complement", "dyck", "tomita")
+    with ThreadPoolExecutor(2) as pool:
+        for name, out in zip(names, pool.map(train_and_score, names)):
+            assert "tvd" in out and ("AUC by position" in out) == (name != "set_complement")
+            result = json.loads((repo / "out" / f"dist-{name}" / "eval.json").read_text())["runs"][0]
+            assert 0 < result["scores"]["8"]["iid"]["tvd"]["value"] < 1
+            if name == "dyck":  # depth 0 only after an even number of brackets
+                assert [a is None for a in result["auc"]["8"]["iid"]][:2] == [True, True] and result["auc"]["8"]["iid"][1] is None
 
 
 @pytest.mark.parametrize("name", ["flipflop", "selective_copy", "counting"])
