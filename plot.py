@@ -330,11 +330,11 @@ def steps(args):
                              layout="constrained")
     for ax, (name, _, step, distance, attention) in zip(axes[:, 0], shown):
         ax.bar(range(T), step, color=plt.cm.Reds(0.12 + 0.88 * attention), edgecolor="gray", lw=0.4, width=0.85)
-        ax.set(ylabel=name, ylim=(0, 1.15 * max(step.max(), 1e-9)))
+        ax.set(ylabel=f"{name}\nstep", xlim=(-1, T), ylim=(0, 1.15 * max(step.max(), 1e-9)))
         ax.grid(False)
         far = ax.twinx()
         far.plot(range(T), np.where((name == "tra") & (step == 0), np.nan, distance), color="black", lw=1, marker=".", ms=3)
-        far.set_ylim(0, 1.15 * max(distance.max(), 1e-9))
+        far.set(ylabel="distance", ylim=(0, 1.15 * max(distance.max(), 1e-9)))
         far.grid(False)
     axes[-1, 0].set_xticks(range(T), labels, fontsize=7)
     fig.suptitle("What counts as one step? Seen from the last token: bars are every key's step, the line its distance, "

@@ -1186,7 +1186,7 @@ def complaint(repo, *words):
     ("--data flipflop --size tiny", "unknown size 'tiny': choose from nano, paper"),
     ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy, not 64"),
     ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
-    ("--data counting --max_ops 2", "counting needs max_ops >= 3"),
+    ("--data counting --max_ops 2", "counting needs max_ops from 3 to 10000"),
     ("--data set_complement --n 1", "set complement needs n >= 2"),
     ("--data set_complement --n 8 --block_size 8", "block_size from 1 to n - 1"),
     ("--data dyck --k 0", "dyck needs k, m and block_size of at least 1"),

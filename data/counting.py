@@ -39,8 +39,8 @@ class Task:
     def __post_init__(self):
         if not 1 <= self.vars <= 5:
             raise ValueError(f"vars={self.vars} must be between 1 and 5")
-        if self.max_ops < 3 or self.block_size < 8 or self.n_train < 0:
-            raise ValueError("counting needs max_ops >= 3, block_size >= 8 and n_train >= 0")
+        if not 3 <= self.max_ops <= 10000 or self.block_size < 8 or self.n_train < 0:
+            raise ValueError("counting needs max_ops from 3 to 10000, block_size >= 8 and n_train >= 0")
         self.fixed = self.programs(self.n_train, 50, np.random.default_rng(0)) if self.n_train else None
 
     def batch(self, split, batch_size, rng):
