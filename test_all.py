@@ -1609,7 +1609,7 @@ def test_counting_programs_replayed(split, n):
         assert target[end] - 10 == answer
         lengths.append(ops)
         names |= set(words) & set("abcde")
-    assert min(lengths) < 10 and max(lengths) == 40 and names == set("abcde"[:n])
+    assert min(lengths) < 6 and max(lengths) == 40 and np.mean(lengths) == pytest.approx(21.5, abs=2.5) and names == set("abcde"[:n])
     short = data.counting.Task(vars=n, max_ops=40, block_size=20, n_train=300)  # the same programs, their beginnings cut off
     sx, sy = short.batch(split, 300, rng())
     for row, cut, target, cut_target in zip(x, sx, y, sy):
@@ -1617,19 +1617,38 @@ def test_counting_programs_replayed(split, n):
         assert cut[:len(whole)].tolist() == whole.tolist() and cut_target.max() == target.max()
 
 
-def test_counting_operations_have_their_weights():
-    task = data.counting.Task(vars=1, max_ops=60, n_train=0)
-    kind, name, value = task.run(4000, 50, rng())
-    assert (value <= 10).all()
-    total, fresh = np.zeros_like(kind), np.zeros(4000, int) - 1  # the value before each operation, -1 unset
-    for t in range(60):
-        total[:, t] = fresh
-        fresh = np.where(kind[:, t] == 1, 0, fresh + (kind[:, t] == 2))
-    for before, share in ((total == -1, (50 / 51, 1 / 51, 0)), ((total >= 0) & (total < 10), (50 / 58, 1 / 58, 7 / 58)),
-                          (total == 10, (50 / 51, 1 / 51, 0))):
-        found = kind[before & (kind >= 0)]
-        for k in range(3):  # within four standard errors: invalid operations are drawn again
-            assert abs((found == k).mean() - share[k]) <= 4 * math.sqrt(share[k] * (1 - share[k]) / len(found)) + 1e-12
+@pytest.mark.parametrize("pass_weight", [50, 10])
+def test_counting_operations_have_their_weights(pass_weight):
+    """Lengths are uniform; operations are those of plain drawing and drawing again, replayed here one by one."""
+    task, count = data.counting.Task(vars=2, max_ops=30, n_train=0), 20000
+    kind, name, value = task.run(count, pass_weight, rng())
+    lengths = (kind >= 0).sum(1)
+    assert (value <= 10).all() and (value >= 0).any(1).all() and abs(chi_square(np.bincount(lengths - 3), np.ones(28) / 28)) < 4
+    g, plain = rng(5), []  # whole programs, written as the docstring says it
+    for length in g.integers(3, 31, 4000):
+        while True:
+            state, ops = [-1, -1], []
+            while len(ops) < length:
+                what = g.choice(3, p=np.array([pass_weight, 1, 7]) / (pass_weight + 8))
+                if what == 2:
+                    alive = [v for v in (0, 1) if state[v] >= 0]
+                    v = g.choice(alive) if alive else None
+                    if v is None or state[v] == 10:
+                        continue
+                    state[v] += 1
+                elif what == 1:
+                    v = g.integers(0, 2)
+                    state[v] = 0
+                ops.append((what, v if what else 0))
+            if any(what == 1 for what, _ in ops):
+                break
+        plain.append(ops)
+    for t in (0, 1, 2, 5, 12, 29):  # by place and kind, over the programs that reach it: two samples of one distribution
+        ours = np.bincount(kind[lengths > t, t] * 2 + name[lengths > t, t], minlength=6)
+        theirs = np.bincount([2 * ops[t][0] + ops[t][1] for ops in plain if len(ops) > t], minlength=6)
+        p = (ours + theirs) / (ours + theirs).sum()
+        error = np.sqrt(p * (1 - p) * (1 / ours.sum() + 1 / theirs.sum()))
+        assert (np.abs(ours / ours.sum() - theirs / theirs.sum()) <= 4 * error + 1e-12).all(), t
 
 
 def test_training_programs_are_fixed_and_test_programs_new():

@@ -3,14 +3,15 @@ Counting: run a small program in your head (CoPE section 5.3).
 
     a = 0 ; pass ; a ++ ; pass ; pass ; a ++ ; print a 2
 
-A program is 3 to max_ops operations: set a variable to 0 (weight 1; the name is uniform), pass (weight 50), increment (weight 7;
-uniform over the variables already set). An increment is drawn again, as another operation, where nothing is set or its variable
-is at 10; a program that sets nothing is drawn again, too. Then one of the set variables is printed: loss and score count that
-one answer, a token from 0 to 10. Only the last block_size tokens before the answer are kept, as in the paper: of long programs
-the beginning, now and then with the setting that matters, is lost. Training has n_train fixed programs; test sets are drawn anew:
-iid, pass100 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
+A program is 3 to max_ops operations, uniformly: set a variable to 0 (weight 1; the name is uniform), pass (weight 50), increment
+(weight 7; uniform over the variables already set). An increment is drawn again, as another operation, where nothing is set or its
+variable is at 10; the operations of a program that sets nothing are drawn again, too. Then one of the set variables is printed:
+loss and score count that one answer, a token from 0 to 10. Only the last block_size tokens before the answer are kept, as in the
+paper: of long programs the beginning is lost, and sometimes the setting that matters with it. Training has n_train fixed
+programs; test sets are drawn anew: iid, pass100 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
 """
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ SET_WEIGHT, INCREMENT_WEIGHT, LARGEST = 1, 7, 10
 
 @dataclass
 class Task:
-    data: str = "counting"  # counting
+    data: str = "counting"  # flipflop selective_copy counting set_complement dyck tomita, or text: see python data/text.py --help
     block_size: int = 128   # tokens of a program that are kept, the last ones
     vars: int = 1           # variables, 1 to 5
     max_ops: int = 64       # operations in a program, 3 to this
@@ -28,6 +29,7 @@ class Task:
 
     splits = ("train", "iid", "pass100", "pass10")
     vocab_size = 22
+    stretches = False  # a larger block_size cuts off less, it does not make programs longer
     # paper: CoPE, section 5.3 (batch and learning rate are ours); nano: for two CPU cores
     defaults = {
         "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=128, max_ops=64, batch_size=64, max_iters=600, learning_rate=1e-3,
@@ -41,7 +43,11 @@ class Task:
             raise ValueError(f"vars={self.vars} must be between 1 and 5")
         if not 3 <= self.max_ops <= 10000 or self.block_size < 8 or self.n_train < 0:
             raise ValueError("counting needs max_ops from 3 to 10000, block_size >= 8 and n_train >= 0")
-        self.fixed = self.programs(self.n_train, 50, np.random.default_rng(0)) if self.n_train else None
+
+    @cached_property
+    def fixed(self):
+        """The training programs, the same for every model and seed."""
+        return self.programs(self.n_train, 50, np.random.default_rng(0))
 
     def batch(self, split, batch_size, rng):
         """-> x, y (batch_size, block_size) int64: a program, padded on the right; y the answer at its last token, -1 elsewhere."""
@@ -54,19 +60,17 @@ class Task:
 
     def programs(self, count, pass_weight, rng):
         """count programs -> x, y (count, block_size) int8."""
-        found, n = [], 0
-        while n < count:
-            kind, name, value = self.run(min(1000, count - n + count // 8 + 8), pass_weight, rng)
-            good = (value >= 0).any(1)
-            found.append(self.write(kind[good], name[good], value[good], rng))
-            n += len(found[-1][0])
-        return tuple(np.concatenate(a)[:count] for a in zip(*found))
+        chunks = [self.write(*self.run(min(1000, count - n), pass_weight, rng), rng) for n in range(0, count, 1000)]
+        return tuple(np.concatenate(a) for a in zip(*chunks))
 
     def run(self, count, pass_weight, rng):
         """-> kind (count, max_ops): -1 none, 0 pass, 1 set, 2 increment; name (count, max_ops); final values (count, vars), -1 unset."""
         length = rng.integers(3, self.max_ops + 1, count)
         kind, name = np.full((count, self.max_ops), -1, np.int8), np.zeros((count, self.max_ops), np.int8)
         value, rows = np.full((count, self.vars), -1, np.int8), np.arange(count)
+        # before the first set there are only passes, each of probability r: its place is geometric, given that it comes at all
+        r = pass_weight / (pass_weight + SET_WEIGHT)
+        first = np.floor(np.log1p(-rng.random(count) * (1 - r**length)) / np.log(r)).clip(0, length - 1)
         for t in range(self.max_ops):
             # drawing an invalid operation again = giving it no weight: an increment keeps the share of its valid variables
             n_set, ready = (value >= 0).sum(1), (value >= 0) & (value < LARGEST)
@@ -74,8 +78,9 @@ class Task:
             u = rng.random(count) * (SET_WEIGHT + pass_weight + each * ready.sum(1))
             v = np.minimum(((u - SET_WEIGHT - pass_weight) / each).astype(np.int64), ready.sum(1) - 1)  # the v-th that is ready
             now = np.where(u < SET_WEIGHT, 1, np.where(u < SET_WEIGHT + pass_weight, 0, 2))
+            now = np.where(t <= first, t == first, now)
             now[t >= length] = -1
-            which = np.where(now == 1, (u * self.vars / SET_WEIGHT).astype(np.int64), (ready.cumsum(1) > v[:, None]).argmax(1))
+            which = np.where(now == 1, rng.integers(0, self.vars, count), (ready.cumsum(1) > v[:, None]).argmax(1))
             which[now < 1] = 0
             value[rows, which] = np.where(now == 1, 0, value[rows, which] + (now == 2))
             kind[:, t], name[:, t] = now, which
