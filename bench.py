@@ -210,6 +210,8 @@ def main():
         for word in given:
             if word not in known:
                 runs.fail(f"unknown {word!r}: {runs.nearest(word, known)}")
+    if args.length < 0 or args.context < 1 or args.repeats < 1:
+        runs.fail("--length must be 0 (the default) or more, --context and --repeats at least 1")
     args.models = ["nope", *(m for m in args.models if m != "nope")]  # what the others are measured by
     args.device = runs.pick_device(args.device)
     args.autocast, dtype = runs.autocast(args.device, args.dtype)

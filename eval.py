@@ -57,7 +57,7 @@ def interval(count, out_of):
     """
     n, p, z = out_of.sum(), count.sum() / out_of.sum(), 1.96
     spread = ((count - p * out_of) ** 2).sum() / n**2  # variance of the rate, whole sequences being drawn
-    m = p * (1 - p) / spread if spread else (out_of > 0).sum()
+    m = p * (1 - p) / spread if spread > 1e-12 * p * (1 - p) else (out_of > 0).sum()
     middle, half = p + z * z / (2 * m), z * math.sqrt(p * (1 - p) / m + z * z / (4 * m * m))
     return tuple(min(max(float(v), 0.0), 1.0) for v in (p, (middle - half) / (1 + z * z / m), (middle + half) / (1 + z * z / m)))
 
@@ -104,9 +104,14 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
     for path, (_, config, _) in zip(paths, loaded):
         if config["data"] != first["data"]:
             runs.fail(f"{path} was trained on {config['data']}, {paths[0]} on {first['data']}: score them one by one")
+        for k, v in runs.pick(runs.task_class(first["data"]), config).items():
+            if v != first[k] and not (k == "block_size" and args.lengths):
+                runs.fail(f"{path} was trained with {k}={v}, {paths[0]} with {k}={first[k]}: their sequences differ, score them one by one")
     if args.tokens is not None:
         runs.fail(f"--tokens is for text; {first['data']} has --sequences")
     task = runs.make_task(first)
+    if args.lengths and not getattr(task, "stretches", True):
+        runs.fail(f"--lengths does not make the sequences of {first['data']} longer: leave it out")
     splits = [args.split] if args.split else [s for s in task.splits if s != "train"]
     if splits[0] not in task.splits:
         runs.fail(f"unknown split {args.split!r}: {runs.nearest(args.split, task.splits)}")
@@ -117,7 +122,7 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
     for n, (path, (model, config, checkpoint)) in enumerate(zip(paths, loaded)):
         row, start = describe(path, model, config, checkpoint) | dict(scores={}), time.time()
         for T in lengths:
-            print(f"{row['name']}, {T or config['block_size']:,} tokens")
+            print(f"{row['name']}, block_size {T or config['block_size']:,}")
             scores = row["scores"][T or config["block_size"]] = {}
             for split in splits:
                 torch.manual_seed(args.seed)
@@ -193,7 +198,7 @@ def evaluate_text(args, paths, loaded, device, context, dtype):
 
 
 def describe(path, model, config, checkpoint):
-    return dict(name=path.parent.name, model=config["model"], seed=config["seed"], checkpoint=path.name, iter=checkpoint["iter"],
+    return dict(name=path.resolve().parent.name, model=config["model"], seed=config["seed"], checkpoint=path.name, iter=checkpoint["iter"],
                 train_seconds=round(checkpoint["seconds"]), block_size=config["block_size"],
                 parameters=sum(p.numel() for p in model.parameters()), config=config)
 
@@ -204,7 +209,7 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+",
                         help="window or sequence lengths; default: 1, 2, 4, 8, 16 x the training length on text, 1 x on a task")
     parser.add_argument("--tokens", type=int, help="text: how much of the split to score; 0 is all (default: 131072)")
-    parser.add_argument("--sequences", type=int, default=2000, help="task: how many to score, per split (default: 2000)")
+    parser.add_argument("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
     parser.add_argument("--split", help="default: test on text, every test split of a task")
     parser.add_argument("--data", type=runs.absolute, help="another corpus, file or folder than the runs were trained on")
     parser.add_argument("--out", help="where to write, without extension; default: eval.json and eval.png in the run's folder, "
@@ -223,9 +228,13 @@ def main():
         kinds = {d: hasattr(runs.task_class(d), "score") for d in (config["data"], args.data or config["data"])}
         if len(kinds) > 1 and any(kinds.values()):
             runs.fail(f"{path} was trained on {config['data']}, not on {args.data}: it can be scored on {config['data']} only")
-    if args.sequences < 1 or min(args.lengths or [1]) < 1 or (args.tokens or 0) < 0 or not 0 <= args.seed < 1 << 63:
+    sizes = (args.lengths or []) + ([] if args.sequences is None else [args.sequences])
+    if min(sizes, default=1) < 1 or min(args.tokens or 0, args.seed) < 0 or args.seed >= 1 << 63:
         runs.fail("--lengths and --sequences must be at least 1, --tokens and --seed 0 or more")
     synthetic = hasattr(runs.task_class(loaded[0][1]["data"]), "score")
+    if args.sequences and not synthetic:
+        runs.fail("--sequences is for synthetic tasks; text has --tokens")
+    args.sequences = args.sequences or 2000
     found = (evaluate_task if synthetic else evaluate_text)(args, paths, loaded, device, context, dtype)
     if not found["runs"]:
         runs.fail("no length could be scored")

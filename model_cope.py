@@ -64,7 +64,7 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
 def interpolate(z, p):
     """z (..., n, P) looked up at the fractional positions p (..., n, m) in [0, P - 1] -> (..., n, m)."""
     low = p.detach().floor()
-    index = low.long()
+    index = low.long().clamp(0, z.size(-1) - 1)  # a NaN, of a run that diverged, must not become an address
     a, b = z.gather(-1, index), z.gather(-1, (index + 1).clamp(max=z.size(-1) - 1))
     return torch.lerp(a.to(p.dtype), b.to(p.dtype), p - low)
 
@@ -111,9 +111,12 @@ class Position(nn.Module):
             self.mlp = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, d))
         elif config.slopes:
             try:
-                self.register_buffer("m", torch.tensor([float(m) for m in config.slopes.split(",")]), persistent=False)
-            except ValueError as e:
-                raise ValueError(f"slopes={config.slopes!r} must be numbers, as 1,0.5,0.25,0.125") from e
+                m = [float(m) for m in config.slopes.split(",")]
+            except ValueError:
+                m = [math.inf]
+            if not all(map(math.isfinite, m)):
+                raise ValueError(f"slopes={config.slopes!r} must be numbers, as 1,0.5,0.25,0.125")
+            self.register_buffer("m", torch.tensor(m), persistent=False)
         else:
             self.m = nn.Parameter(torch.zeros(config.n_head))
         self.e_rel = nn.Parameter(torch.zeros(d, config.block_size)) if config.plus == "relative" else None
@@ -124,9 +127,10 @@ class Position(nn.Module):
         if self.kind == "alibi":
             return -self.m[:, None, None] * p
         last, y = self.mlp[2], []  # q . (W h + b) = (q W) . h + q . b: never a vector of size d per pair
-        for rows, count in zip(q.split(16, dim=2), p.split(16, dim=2)):     # h (B, H, 16, m, 64) is large
-            h = self.mlp[:2](count[..., None])
-            y.append((h @ (rows @ last.weight)[..., None].to(h.dtype)).squeeze(-1) + rows @ last.bias[:, None])
+        with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
+            for rows, count in zip(q.to(p.dtype).split(16, dim=2), p.split(16, dim=2)):  # h (B, H, 16, m, 64) is large
+                h = self.mlp[:2](count[..., None])
+                y.append((h @ (rows @ last.weight)[..., None]).squeeze(-1) + rows @ last.bias[:, None])
         return torch.cat(y, dim=2)
 
     def relative(self, q, i, j):
@@ -232,6 +236,8 @@ class GPT(nn.Module):
                 raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(known)}")
         if config.plus == "rope" and config.gates != "key":
             raise ValueError("plus=rope turns q and k: its gates can only be key gates")
+        if config.plus == "rope" and config.n_embd // config.n_head % 2:
+            raise ValueError(f"rope turns pairs of channels: head size {config.n_embd // config.n_head} is odd")
         if config.slopes and (config.position != "alibi" or len(config.slopes.split(",")) != config.n_head):
             raise ValueError(f"slopes={config.slopes!r} must be n_head={config.n_head} numbers, with position=alibi")
         if config.P < 1:

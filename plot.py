@@ -8,7 +8,8 @@ Draw what a run left behind, and what a model does.
     python plot.py maps out/tra-flipflop-nano --split sparse  attention, steps, distance and position by head, on one sequence
     python plot.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step? every model on the same sequence
 
-The first model named is drawn boldest. Runs of one model that differ only in the seed become one line, mean and range.
+The first model named is drawn boldest. In lengths, scores and a results/*.json, runs that differ only in the seed become one line
+(mean and range) or one row of dots.
 """
 import json
 import math
@@ -36,7 +37,7 @@ def read(path, parse):
     except OSError as e:
         runs.fail(f"could not read {path}: {e.strerror}")
     except (ValueError, KeyError, TypeError, IndexError):
-        runs.fail(f"{path} is not a file that eval.py wrote")
+        runs.fail(f"{path} is not a file that eval.py wrote for this kind of figure")
 
 
 def style(n):
@@ -115,9 +116,11 @@ def scores(path, out, metric=None):
     def parse(path):
         data = json.loads(path.read_text())
         metrics = [m for r in data["runs"] for by_split in r["scores"].values() for s in by_split.values() for m in s]
+        if "label" not in data["runs"][0]:
+            return data["splits"], grouped(data["runs"]), list(dict.fromkeys(metrics))
         groups = {}
         for r in data["runs"]:
-            groups.setdefault(r["label"] if "label" in r else r["model"], []).append(r)
+            groups.setdefault(r["label"], []).append(r)
         return data["splits"], groups, list(dict.fromkeys(metrics))
     splits, groups, metrics = read(path, parse)
     if metric and metric not in metrics:
@@ -180,8 +183,10 @@ def errors(paths, out, metric=None):
         for label, history in found:
             groups.setdefault(label, []).append(history)
     if not all(h for histories in groups.values() for h in histories):
-        runs.fail("no scores by step in there: only runs on a synthetic task have them")
+        runs.fail("no scores by step in there: only runs on a synthetic task have them, from the first validation on")
     scored = next(iter(groups.values()))[0][0][1]
+    if any(s.keys() != scored.keys() for histories in groups.values() for h in histories for _, s in h):
+        runs.fail("these runs are of different tasks: draw them one by one")
     metrics = list(dict.fromkeys(m for by_metric in scored.values() for m in by_metric))
     if metric and metric not in metrics:
         runs.fail(f"no {metric} in there: {runs.nearest(metric, metrics)}")
@@ -218,6 +223,8 @@ def look(model, idx):
     setattr(module, name, spy)
     try:
         model(idx)
+    except ValueError as e:  # an encoding that ends
+        runs.fail(e)
     finally:
         setattr(module, name, original)
     layers = []
@@ -257,7 +264,7 @@ def look(model, idx):
     return layers
 
 
-def sequence(config, args):
+def sequence(path, config, args):
     """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
     task = runs.task_class(config["data"])
     if hasattr(task, "score"):
@@ -267,14 +274,17 @@ def sequence(config, args):
         split = args.split or task.splits[1]
         if split not in task.splits:
             runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
-        x = task.batch(split, 1, np.random.default_rng(args.seed))[0]
+        x, y = task.batch(split, 1, np.random.default_rng(args.seed))
+        x = x[:, :(y[0] != -1).nonzero()[0][-1] + 1]  # to the last token that is scored: no padding
         return torch.from_numpy(x), task.show(x[0])
+    if args.split:
+        runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
     try:
         encoding = get_encoding(config["tokenizer"])
         ids = encode(encoding, [(args.prompt or "def length(x):\n    return len(x)\n").encode()])[0].tolist()[:args.length or None]
     except ValueError as e:
         runs.fail(e)
-    return torch.tensor([ids]), ["·" if i == encoding.eot_token else repr(encoding.decode([i]))[1:-1] for i in ids]
+    return torch.tensor([ids]), ["·" if i == encoding.eot_token else repr(encoding.decode([i]))[1:-1].replace("$", r"\$") for i in ids]
 
 
 def load(path):
@@ -286,7 +296,7 @@ def load(path):
 def maps(args):
     """Attention, steps, distance and attention by position alone, one column per head of one layer, one row per kind."""
     path, model, config = load(args.run)
-    idx, labels = sequence(config, args)
+    idx, labels = sequence(path, config, args)
     layers = look(model, idx)
     if not -len(layers) <= args.layer < len(layers):
         runs.fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
@@ -298,11 +308,13 @@ def maps(args):
     size = min(5.0, max(2.2, T / 14))
     fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds)), squeeze=False, layout="constrained")
     for row, kind in zip(axes, kinds):
-        top = found[kind].max()
+        top, low = found[kind].max(), min(0, found[kind].min())
+        colors = "RdBu" if low < -1e-6 else "magma" if kind in ("attention", "position") else "viridis"  # diff subtracts attention
+        top = max(top, -low) if low < -1e-6 else 1 if kind == "attention" else top
         for h, ax in enumerate(row):
             ax.grid(False)
-            image = ax.imshow(np.where(np.tri(T) > 0, found[kind][h], np.nan), vmin=0, vmax=1 if kind == "attention" else top,
-                              cmap="magma" if kind in ("attention", "position") else "viridis", interpolation="nearest")
+            image = ax.imshow(np.where(np.tri(T) > 0, found[kind][h], np.nan), vmin=-top if low < -1e-6 else 0, vmax=top,
+                              cmap=colors, interpolation="nearest")
             ax.set(title=f"{kind}, head {h}")
             if T <= 70:
                 ax.set_xticks(range(T), labels, fontsize=min(7, 60 * size / T))
@@ -317,14 +329,14 @@ def steps(args):
     shown = []
     for run in args.runs:
         path, model, config = load(run)
-        idx, labels = sequence(config, args)
+        idx, labels = sequence(path, config, args)
         found = [(x["attention"][h, -1].max(), x, h) for x in look(model, idx) for h in range(len(x["attention"]))]
         if "step" not in found[0][1]:
             runs.fail(f"{config['model']} has no step to show, it has {', '.join(found[0][1])}")
         _, x, h = max(found, key=lambda f: f[0])  # the head that looks the hardest
         shown.append((config["model"], labels, *(x[kind][h, -1] for kind in ("step", "distance", "attention"))))
     if any(labels != shown[0][1] for _, labels, *_ in shown):
-        runs.fail("these runs are of different tasks: they have no sequence in common")
+        runs.fail("these runs read different sequences: take runs of one task, and --length where their block_size differs")
     labels, T = shown[0][1], len(shown[0][1])
     fig, axes = plt.subplots(len(shown), 1, figsize=(max(6, 0.19 * T), 1.35 * len(shown)), sharex=True, squeeze=False,
                              layout="constrained")

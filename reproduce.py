@@ -128,7 +128,8 @@ ENTRIES = {
                          rows={f"{m} 1 var": (f"--model {m} --vars 1", 3) for m in ("cope", "relative")}),
     ),
     "cope_table7": dict(
-        about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count",
+        about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count (without the rows of "
+              "absolute PE and RoPE by size, and of the MLP in the first layer alone, which the paper does not describe)",
         paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
         cpu=dict(note="here with a quarter of the dimensions",
                  train="--data flipflop --lr_decay linear --beta2 0.999", eval="--sequences 2000",
@@ -146,6 +147,22 @@ def run(command, env):
         raise RuntimeError(f"{shlex.join(command)} exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
+def check(out, config, words):
+    """The run in out must be what the command says, flags and the task's defaults: after a change it is another experiment."""
+    flags = {}
+    for word in words:
+        if word.startswith("--"):
+            key, flags[key] = (word[5:], "False") if word.startswith("--no-") else (word[2:], "True")
+        else:
+            flags[key] = word
+    defaults = runs.task_class(flags["data"]).defaults
+    wanted = next(iter(defaults.values())) if "size" not in flags else defaults[flags["size"]]
+    for k, v in (wanted | runs.find_model(flags["model"])[1] | flags | dict(data=runs.absolute(flags["data"]))).items():
+        same = str(config.get(k, v)) == str(v) or (isinstance(config[k], float) and config[k] == float(v))
+        if not same and k != "max_iters":  # a run may have been asked to go on
+            raise RuntimeError(f"{out} holds a run with {k}={config[k]}, the entry says {v}: move it away, and run this again")
+
+
 def train_and_eval(out, flags, seed, scale, args, env):
     """One row of a table: out/{ckpt.pt,eval.json}, made now or already there. -> eval.json's dict."""
     device = ["--device", args.device] if args.device != "auto" else []
@@ -155,11 +172,18 @@ def train_and_eval(out, flags, seed, scale, args, env):
     if checkpoint is None:
         shutil.rmtree(out, ignore_errors=True)  # killed before its first checkpoint
         run(start + where + device, env)
-    elif checkpoint["iter"] < checkpoint["config"]["max_iters"]:
+        checkpoint = runs.load_checkpoint(out / "ckpt.pt")
+    check(out, checkpoint["config"], start[2:])
+    if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run(["python", "train.py", "--resume", str(out), "--no-evaluate", *device], env)
-    evaluated = out / "eval.json"
-    if not evaluated.exists() or evaluated.stat().st_mtime < (out / "ckpt.pt").stat().st_mtime:
-        run(["python", "eval.py", str(out), *scale["eval"].split(), *device], env)
+    evaluated, command = out / "eval.json", ["python", "eval.py", str(out), *scale["eval"].split(), *device]
+    try:
+        newer = evaluated.stat().st_mtime >= (out / "ckpt.pt").stat().st_mtime
+        done = newer and json.loads(evaluated.read_text())["command"] == " ".join(command)
+    except (OSError, ValueError, KeyError):  # not there, or half written
+        done = False
+    if not done:
+        run(command, env)
     history = [[r["iter"], r["scores"]] for r in runs.read_log(out) if "scores" in r]
     return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start), history=history)
 
@@ -229,6 +253,8 @@ def write_page():
                  "then `eval.py`.", "", table(result), ""]
         if path.with_suffix(".png").exists():
             page += [f"![{path.stem}]({path.with_suffix('.png').name})", ""]
+        if path.with_suffix(".steps.png").exists():
+            page += [f"![by training step]({path.with_suffix('.steps.png').name})", ""]
     runs.write_safely(runs.ROOT / "results" / "README.md", lambda tmp: tmp.write_text("\n".join(page)))
 
 
@@ -268,7 +294,9 @@ def main():
             evals = [f.result() for f in futures]
         except BaseException as e:  # a failed command, or Ctrl-C: what runs is saved, what waits does not begin
             pool.shutdown(cancel_futures=True)
-            runs.fail(e) if isinstance(e, RuntimeError) else sys.exit(130)
+            if isinstance(e, RuntimeError):
+                runs.fail(e)
+            raise
     shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
     result = {k: evals[0][k] for k in shared if k in evals[0]}
     command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)

@@ -26,6 +26,7 @@ import tiktoken
 import torch
 from torch.nn import functional as F
 
+import bench
 import data.counting
 import data.dyck
 import data.flipflop
@@ -277,6 +278,22 @@ def test_cope_with_open_gates_is_relative_pe():
     with torch.no_grad():
         pe.e.copy_(torch.cat((e[:, 1:], e[:, -1:]), 1))  # p = i - j + 1: the table moves by one
     close(cope_attention(q, k, v, e, gate_keys), attention(q, k, v, pe.bias), 1e-12)
+
+
+def test_a_diverged_cope_says_nan_instead_of_breaking():
+    q, k, v = random_qkv(dtype=torch.float32)
+    q[0, 0, 3, 0] = float("nan")
+    assert cope_attention(q, k, v, torch.randn(5, 4)).isnan().any()
+
+
+def test_cope_mlp_keeps_its_counts_under_autocast():
+    model = make("cope_mlp")
+    p = torch.tensor([256.0, 256.5, 257.0, 300.25]).expand(1, 4, 1, 4)
+    q = torch.randn(1, 4, 1, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got = model.pos[0].bias(q.bfloat16(), p)
+    with torch.no_grad():
+        close(got, model.pos[0].bias(q.bfloat16().float(), p), 1e-5 * got.abs().max().item())
 
 
 def test_interpolation_is_continuous_and_hits_the_table():
@@ -1198,6 +1215,9 @@ def complaint(repo, *words):
     ("--model cope_alibi --slopes 1,two", "slopes='1,two' must be numbers"),
     ("--model cope --slopes 1,2", "slopes='1,2' must be n_head=2 numbers, with position=alibi"),
     ("--model cope_rope --gates val", "plus=rope turns q and k"),
+    ("--model cope_rope --n_embd 12 --n_head 4", "head size 3 is odd"),
+    ("--model cope_alibi --slopes nan,1", "slopes='nan,1' must be numbers"),
+    ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
     ("nonsense", "unexpected argument 'nonsense'"),
 ])
@@ -1247,7 +1267,7 @@ def test_bad_requests_of_eval_and_sample(repo, trained):
         ("no length could be scored", "eval.py", trained / "learned", "--lengths", 40),
         ("too few for a window of 99999", "eval.py", trained / "cable", "--lengths", 99999),
         ("unknown split 'tset': did you mean test?", "eval.py", trained / "cable", "--split", "tset"),
-        ("--lengths must be at least 1", "eval.py", trained / "cable", "--lengths", 0),
+        ("--lengths and --sequences must be at least 1", "eval.py", trained / "cable", "--lengths", 0),
         ("is not a file that eval.py", "plot.py", "lengths", trained / "cable" / "log.jsonl"),
         ("is not a file that eval.py", "plot.py", "lengths", "odd.json"),
         ("could not read", "plot.py", "curves", "nowhere"),
@@ -1257,6 +1277,12 @@ def test_bad_requests_of_eval_and_sample(repo, trained):
         ("cable/ckpt.pt was trained on notes, not on flipflop", "eval.py", trained / "cable", "--data", "flipflop"),
         ("rope/ckpt.pt was trained on flipflop, not on", "eval.py", trained / "rope", "--data", "notes"),
         ("was trained on", "eval.py", trained / "rope", trained / "cable"),
+        ("--sequences is for synthetic tasks; text has --tokens", "eval.py", trained / "cable", "--sequences", 5),
+        ("--data counting contradicts the run being resumed, which is on flipflop", "train.py", "--resume",
+         trained / "rope", "--data", "counting"),
+        ("learned positions end at block_size=16", "plot.py", "maps", trained / "learned"),
+        ("--split is for synthetic tasks", "plot.py", "maps", trained / "cable", "--split", "val"),
+        ("--length must be 0", "bench.py", "attention", "--length", -5),
         ("--tokens is for text; flipflop has --sequences", "eval.py", trained / "rope", "--tokens", 100),
         ("block_size=7 must be even", "eval.py", trained / "rope", "--lengths", 7),
         ("was trained on flipflop, which has no text to write", "sample.py", trained / "rope"),
@@ -1817,6 +1843,9 @@ def test_intervals():
     p, low, high = evaluation.interval(np.repeat([0, 1], 50), one)
     assert p == 0.5 and low == pytest.approx(0.4038, abs=1e-4) and high == pytest.approx(0.5962, abs=1e-4)
     # reads that are wrong together say less than as many independent ones
+    for n in range(1, 120):  # no width lost to rounding
+        _, low, high = evaluation.interval(np.array([n]), np.array([120]))
+        assert high - low > 0.1
     together = evaluation.interval(np.repeat([0, 10], 50), one * 10)
     apart = evaluation.interval(np.repeat([0, 1], 500), np.ones(1000))
     assert together[2] - together[1] == pytest.approx(3.1 * (apart[2] - apart[1]), rel=0.05)
@@ -1877,10 +1906,13 @@ def test_seeds_become_one_line():
 def test_reproduce_runs_skips_and_goes_on(repo):
     driver = """
 import sys, reproduce
-reproduce.ENTRIES["cable_table1"]["cpu"] = dict(train=sys.argv.pop(1), eval="--lengths 16 32", models=dict(cable=2))
+train, rows = sys.argv.pop(1), reproduce.seeds(2, "cable")
+reproduce.ENTRIES["cable_table1"]["cpu"] = dict(train="--data notes " + train, eval="--lengths 16 32", rows=rows)
+reproduce.ENTRIES["tra_table1"]["cpu"] = dict(train="--data flipflop " + train, eval="--sequences 20",
+                                              rows=reproduce.seeds(2, "tra") | reproduce.seeds(1, "cope", flags="--P 9"))
 reproduce.main()
 """
-    flags = "--data notes --max_iters 2 " + " ".join(TINY_FLAGS[:-2])
+    flags = "--max_iters 2 " + " ".join(TINY_FLAGS[:-2])
     words = ("-c", driver, flags, "cable_table1", "--jobs", 2, "--device", "cpu")
     out, _ = command(repo, *words)
     assert out.count("$ python train.py") == 2 and out.count("$ python eval.py") == 2
@@ -1890,16 +1922,31 @@ reproduce.main()
     ys = [r["perplexity"]["16"] for r in result["runs"]]
     assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page and "python reproduce.py cable_table1" in page
     assert (repo / "results" / "cable_table1.cpu.png").exists()
-    # again: nothing to do. A run that was killed goes on; a lost evaluation is made again
-    out, _ = command(repo, *words)
-    assert "$ python train.py" not in out and "$ python eval.py" not in out
+    # a run that was killed goes on; a lost evaluation is made again, a half written one too; the other is left alone
     path = repo / "out" / "cable_table1.cpu" / "cable-1338" / "ckpt.pt"
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["config"]["max_iters"] = 4
     torch.save(checkpoint, path)
+    (path.parent.parent / "cable-1337" / "eval.json").write_text('{"comm')
     out, _ = command(repo, *words)
-    assert out.count("$ python train.py --resume") == 1 and out.count("$ python eval.py") == 1
+    assert out.count("$ python train.py --resume") == out.count("$ python train.py") == 1 and out.count("$ python eval.py") == 2
     assert torch.load(path, weights_only=True)["iter"] == 4
+    # a synthetic task: the paper's numbers beside ours, the scores by step; again: nothing to do
+    words = ("-c", driver, flags, "tra_table1", "--device", "cpu")
+    command(repo, *words)
+    result = json.loads((repo / "results" / "tra_table1.cpu.json").read_text())
+    assert [r["label"] for r in result["runs"]] == ["tra", "tra", "cope"] and all(r["history"][-1][0] == 2 for r in result["runs"])
+    page = (repo / "results" / "README.md").read_text()
+    ys = [100 * r["scores"]["16"]["dense"]["exact_match"]["value"] for r in result["runs"]]
+    assert f"| {np.mean(ys[:2]):.2f} ± {np.std(ys[:2], ddof=1):.2f} | 100 |" in page and f"| {ys[2]:.2f} [" in page and "steps.png" in page
+    out, _ = command(repo, *words)
+    assert "$ python train.py" not in out and "$ python eval.py" not in out
+    # another experiment under the same name is not passed off as this one
+    _, err = command(repo, "-c", driver, flags + " --p_ignore 0.5", "tra_table1", "--device", "cpu", code=1)
+    assert "tra-1337 holds a run with p_ignore=0.8, the entry says 0.5: move it away" in err
+    (repo / "out" / "tra_table1.cpu" / "cope-1337" / "ckpt.pt").write_bytes(b"cut off")
+    _, err = command(repo, *words, code=1)
+    assert "is not a whole checkpoint" in err
     assert "Table 1" in command(repo, "reproduce.py")[0]
 
 
@@ -1910,3 +1957,12 @@ def test_bench_measures_what_it_says(repo):
     assert result["train"]["cable"]["of_nope"] == pytest.approx(
         result["train"]["cable"]["tok_s"] / result["train"]["nope"]["tok_s"], rel=1e-3)
     assert result["decode"]["cable"]["ms"] > 0
+    command(repo, "bench.py", "attention", "--length", 70, "--repeats", 1, "--device", "cpu", "--out", "a.json")
+    rows = json.loads((repo / "a.json").read_text())["attention"]
+    assert rows["sdpa"]["times_sdpa"] == rows["cope, gates 0.5"]["of_cope"] == 1 and {"tra", "cope, listing"} <= rows.keys()
+
+
+def test_the_listing_is_cope():
+    q, k, v = random_qkv(d=6)
+    e = torch.randn(6, 9, dtype=torch.float64)
+    close(bench.listing_attention(q, k, v, e), cope_attention(q, k, v, e), 1e-12)

@@ -127,6 +127,10 @@ def resolve(argv):
                 runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved[k]}; leave it out")
         config = saved
     config = config | given
+    if not checkpoint:  # a task's defaults may be for flags that only some models have
+        config = {k: v for k, v in config.items() if k in seen}
+    elif config["data"] != (was := checkpoint["config"]["data"]) and (hasattr(task, "score") or "tokenizer" not in checkpoint["config"]):
+        runs.fail(f"--data {config['data']} contradicts the run being resumed, which is on {was}; leave it out")
     try:
         config = asdict(TrainConfig(**runs.pick(TrainConfig, config))) | config
     except ValueError as e:
@@ -191,7 +195,7 @@ def make_optimizer(model, c, device):
 def validate(model, task, c, device, context):
     """
     -> mean loss over the same eval_iters batches of the validation split, every time, and for a synthetic task
-    {split: {metric: value}} on as many of each test split: to watch, never to choose a checkpoint by.
+    {split: {metric: value}} on as many of each test split. best.pt goes by the loss, on what is distributed like the training data.
     """
     model.eval()
     splits = [s for s in task.splits if s != "train"] if hasattr(task, "score") else ["val"]
@@ -293,8 +297,11 @@ def main():
             x, y = (torch.from_numpy(a[rank::world]).to(device) for a in task.batch("train", c["batch_size"], rng))
             last = micro + 1 == c["gradient_accumulation_steps"]
             with nullcontext() if last or not ddp else model.no_sync():  # gradients are shared once a step
-                with context:
-                    loss = model(x, y)[1] / c["gradient_accumulation_steps"]
+                try:
+                    with context:
+                        loss = model(x, y)[1] / c["gradient_accumulation_steps"]
+                except ValueError as e:  # an encoding that ends before the sequences do
+                    runs.fail(e)
                 loss.backward()
             total += loss.detach()
         if c["grad_clip"]:
@@ -335,7 +342,7 @@ def main():
                 raw_model.load_state_dict(raw, strict=False)
                 print(f"iter {done}/{c['max_iters']} | val loss {averaged['val_loss']:.4f} with the BEMA weights")
             print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}"
-                  + "".join(f" | {s} " + " ".join(f"{m} {v:.4f}" for m, v in ms.items()) for s, ms in scores.items()), flush=True)
+                  + "".join(f" | {s} " + " ".join(f"{m} {v:.4f}" for m, v in ms.items()) for s, ms in scores.items() if ms), flush=True)
             log.write(json.dumps(dict(iter=done, val_loss=val) | (dict(scores=scores) if scores else {})
                                  | (dict(bema=averaged) if averaged else {})) + "\n")
             if val < best:

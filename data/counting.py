@@ -21,7 +21,7 @@ SET_WEIGHT, INCREMENT_WEIGHT, LARGEST = 1, 7, 10
 
 @dataclass
 class Task:
-    data: str = "counting"  # flipflop selective_copy counting set_complement dyck tomita, or text: see python data/text.py --help
+    data: str = "counting"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 128   # tokens of a program that are kept, the last ones
     vars: int = 1           # variables, 1 to 5
     max_ops: int = 64       # operations in a program, 3 to this

@@ -18,7 +18,7 @@ BOS, EOS, OPEN = 0, 1, 2  # openers are 2 to k + 1, closers k + 2 to 2k + 1
 
 @dataclass
 class Task:
-    data: str = "dyck"    # dyck
+    data: str = "dyck"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 64  # tokens in a training input, <s> included
     k: int = 2            # types of brackets
     m: int = 3            # greatest depth

@@ -16,7 +16,7 @@ W, R, I, ZERO, ONE = range(5)  # noqa: E741
 
 @dataclass
 class Task:
-    data: str = "flipflop"  # flipflop
+    data: str = "flipflop"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 64    # tokens in a string, even
     p_ignore: float = 0.8   # share of i in training and in iid
     p_sparse: float = 0.98  # in sparse

@@ -15,7 +15,7 @@ BLANK, SEP, SYMBOLS = 0, 1, 14  # symbols are tokens 2 to 15
 
 @dataclass
 class Task:
-    data: str = "selective_copy"  # selective_copy
+    data: str = "selective_copy"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 65          # 4n + 1, n the symbols to copy
 
     splits = ("train", "iid", "dense", "sparse")

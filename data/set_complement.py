@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 @dataclass
 class Task:
-    data: str = "set_complement"  # set_complement
+    data: str = "set_complement"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 8           # tokens in a training input, less than n
     n: int = 64                   # tokens there are
 

@@ -20,7 +20,7 @@ AUTOMATA = {3: [(0, 1, True), (2, 0, True), (3, -1, False), (2, 1, True)],  # A,
 
 @dataclass
 class Task:
-    data: str = "tomita"      # tomita
+    data: str = "tomita"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
     block_size: int = 100     # tokens in a training input, <s> included
     language: int = 3         # 3 or 7
     p_switch: float = 0.0     # 0 is the paper's balance: 0.2 for language 3, 0.01 for 7
