@@ -92,7 +92,7 @@ def task_scores(model, task, split, sequences, seed, device, context):
             for metric, pair in task.score(logits, x, y).items():
                 counts.setdefault(metric, []).append([n.double().cpu().numpy() for n in pair])
             if hasattr(task, "contrast"):
-                contrast.append([a.float().cpu().numpy() if a.is_floating_point() else a.cpu().numpy() for a in task.contrast(logits, x)])
+                contrast.append([a.cpu().numpy() for a in task.contrast(logits.float(), x)])
     by_position = auc(*map(np.concatenate, zip(*contrast))) if contrast else None
     scores = {metric: dict(zip(("value", "low", "high"), interval(*map(np.concatenate, zip(*pairs))))) for metric, pairs in counts.items()}
     return scores, None if by_position is None else [None if np.isnan(a) else float(a) for a in by_position]
@@ -105,36 +105,35 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
         if config["data"] != first["data"]:
             runs.fail(f"{path} was trained on {config['data']}, {paths[0]} on {first['data']}: score them one by one")
         for k, v in runs.pick(runs.task_class(first["data"]), config).items():
-            if v != first[k] and not (k == "block_size" and args.lengths):
+            if v != first.get(k, v) and not (k == "block_size" and args.lengths):
                 runs.fail(f"{path} was trained with {k}={v}, {paths[0]} with {k}={first[k]}: their sequences differ, score them one by one")
     if args.tokens is not None:
         runs.fail(f"--tokens is for text; {first['data']} has --sequences")
-    task = runs.make_task(first)
+    tasks = {T: runs.make_task(first | dict(block_size=T)) for T in args.lengths or [first["block_size"]]}
+    task = next(iter(tasks.values()))
     if args.lengths and not getattr(task, "stretches", True):
         runs.fail(f"--lengths does not make the sequences of {first['data']} longer: leave it out")
     splits = [args.split] if args.split else [s for s in task.splits if s != "train"]
     if splits[0] not in task.splits:
         runs.fail(f"unknown split {args.split!r}: {runs.nearest(args.split, task.splits)}")
-    lengths = args.lengths or [None]
-    tasks = {T: [runs.make_task(config | ({"block_size": T} if T else {})) for _, config, _ in loaded] for T in lengths}
     print(f"{first['data']}: {args.sequences:,} new sequences a split, % [95 % interval]; {device}, {dtype}")
     results = []
-    for n, (path, (model, config, checkpoint)) in enumerate(zip(paths, loaded)):
+    for path, (model, config, checkpoint) in zip(paths, loaded):
         row, start = describe(path, model, config, checkpoint) | dict(scores={}), time.time()
-        for T in lengths:
-            print(f"{row['name']}, block_size {T or config['block_size']:,}")
-            scores = row["scores"][T or config["block_size"]] = {}
+        for T, task in tasks.items():
+            print(f"{row['name']}, block_size {T:,}")
+            scores = row["scores"][T] = {}
             for split in splits:
                 torch.manual_seed(args.seed)
                 try:
-                    scores[split], by_position = task_scores(model, tasks[T][n], split, args.sequences, args.seed, device, context)
+                    scores[split], by_position = task_scores(model, task, split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends
                     print(f"  {split:8} - {e}")
                     continue
                 print(f"  {split:8}" + "".join(f"{m:>17} {100 * v['value']:7.3f} [{100 * v['low']:.3f}, {100 * v['high']:.3f}]"
                                                for m, v in scores[split].items()), flush=True)
                 if by_position:
-                    row.setdefault("auc", {}).setdefault(T or config["block_size"], {})[split] = by_position
+                    row.setdefault("auc", {}).setdefault(T, {})[split] = by_position
                     defined = [a for a in by_position if a is not None]
                     print(f"  {'':8}{'AUC by position':>17} " + (f"{np.mean(defined):7.4f} on average, {min(defined):.4f} at worst, at "
                           f"{len(defined):,} of {len(by_position):,} positions" if defined else "not defined: one class is empty"))
