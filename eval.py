@@ -119,7 +119,7 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
     print(f"{first['data']}: {args.sequences:,} new sequences a split, % [95 % interval]; {device}, {dtype}")
     results = []
     for path, (model, config, checkpoint) in zip(paths, loaded):
-        row, start = describe(path, model, config, checkpoint) | dict(scores={}), time.time()
+        row, start = describe(path, model, config, checkpoint, args.bema) | dict(scores={}), time.time()
         for T, task in tasks.items():
             print(f"{row['name']}, block_size {T:,}")
             scores = row["scores"][T] = {}
@@ -135,7 +135,7 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
                 if by_position:
                     row.setdefault("auc", {}).setdefault(T, {})[split] = by_position
                     defined = [a for a in by_position if a is not None]
-                    print(f"  {'':8}{'AUC by position':>17} " + (f"{np.mean(defined):7.4f} on average, {min(defined):.4f} at worst, at "
+                    print(f"  {'':8}{'AUC by position':>17} " + (f"{np.mean(defined):7.4f} on average over "
                           f"{len(defined):,} of {len(by_position):,} positions" if defined else "not defined: one class is empty"))
         if any(row["scores"].values()):
             results.append(row | dict(eval_seconds=round(time.time() - start, 2)))
@@ -171,11 +171,11 @@ def evaluate_text(args, paths, loaded, device, context, dtype):
                   "take --tokens 0, shorter --lengths or more text")
 
     print(f"perplexity on {len(stream) - 1:,} tokens of {task.meta['corpus']} ({split}), the same at every length; {device}, {dtype}")
-    width = max(len(str(p.parent.name)) for p in paths)
+    width = max(len(p.resolve().parent.name + " (BEMA)" * args.bema) for p in paths)
     print(" " * width + "".join(f"{T:>10}" for T in lengths))
     results = []
     for path, (model, config, checkpoint) in zip(paths, loaded):
-        row = describe(path, model, config, checkpoint) | dict(perplexity={}, eval_seconds={})
+        row = describe(path, model, config, checkpoint, args.bema) | dict(perplexity={}, eval_seconds={})
         print(f"{row['name']:<{width}}", end="", flush=True)
         notes = []
         for T in lengths:
@@ -196,9 +196,10 @@ def evaluate_text(args, paths, loaded, device, context, dtype):
     return dict(data=task.meta, split=split, tokens=len(stream) - 1, lengths=lengths, runs=results)
 
 
-def describe(path, model, config, checkpoint):
-    return dict(name=path.resolve().parent.name, model=config["model"], seed=config["seed"], checkpoint=path.name, iter=checkpoint["iter"],
-                train_seconds=round(checkpoint["seconds"]), block_size=config["block_size"],
+def describe(path, model, config, checkpoint, bema):
+    """What a row of the JSON says about the run itself."""
+    return dict(name=path.resolve().parent.name + " (BEMA)" * bema, model=config["model"], seed=config["seed"], checkpoint=path.name,
+                iter=checkpoint["iter"], train_seconds=round(checkpoint["seconds"]), block_size=config["block_size"],
                 parameters=sum(p.numel() for p in model.parameters()), config=config)
 
 
@@ -238,8 +239,7 @@ def main():
     if not found["runs"]:
         runs.fail("no length could be scored")
 
-    base = args.out or (paths[0].parent / "eval" if len(paths) == 1 else runs.ROOT / "out" / "eval")
-    base = Path(base)
+    base = Path(args.out or (paths[0].parent if len(paths) == 1 else runs.ROOT / "out") / ("eval.bema" if args.bema else "eval"))
     base.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(base.with_name(base.name + ".json"), dict(
         command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype, bema=args.bema,

@@ -36,7 +36,7 @@ class GPTConfig:
     pe: str = "rope"        # nope learned sinusoidal rope alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last table entry beyond block_size (default: add nothing there)
     n_label: int = 0        # label: size of the label table, 0 means 16 * block_size
-    hard: bool = False      # attend to the one best key alone (CoPE, appendix C); gradients as if it were soft
+    hard: bool = False      # attend to the one best key alone (CoPE, appendix C); its weights' gradient is softmax's
 
 
 # -----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS} | dict(relative_capped=dict(pe=
 
 def attention(q, k, v, bias=None, hard=False):
     """
-    softmax(q k^T / sqrt(d) + bias) v, causal; hard puts the largest weight at 1 and keeps softmax's gradient.
+    softmax(q k^T / sqrt(d) + bias) v, causal; hard puts the largest weight at 1, with softmax's gradient of the weights.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     bias: None, or a function of (query rows, i (n, 1), j (m,)) -> (1 or B, H, n, m). Returns (B, H, Tq, d).
     """

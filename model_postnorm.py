@@ -11,10 +11,10 @@ shrinks like 1 / T as the text grows. A norm after the attention undoes the shri
 
 Three models: the GPT of every other file with these four schemes; the paper's minimal transformer for the set complement
 task (Eq. 2, 3), with the hard-coded solution of its Example 4.1; its max retrieval. What differs from the paper, and why:
-- "pre" has no norm before the unembedding, which would resharpen by itself; final_norm=True adds it (then "pre" is the other
-  files' "pre"); "post" is the other files' "post"
-- norms have eps = 1e-8: at the start the attention output's mean square is about 1e-7
-- matrices start at std 0.02, cut off at 2 std; the paper's own numbers are lost
+- "pre" has no norm before the unembedding, which would resharpen by itself; final_norm=True adds it: then "pre" is the other
+  files' "pre", as "post" is their "post", but for eps
+- norms have eps = 1e-8 (1e-12 in the minimal transformer): at the start the attention output's mean square is about 1e-7
+- the minimal transformer's matrices start at std 0.02, cut off at 2 std; the GPT starts, and its embedding decays, as in every other file
 """
 import math
 from dataclasses import dataclass
@@ -239,6 +239,8 @@ class GPT(nn.Module):
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
         if config.norm not in SCHEMES:
             raise ValueError(f"norm={config.norm!r} is not one of {', '.join(SCHEMES)}")
+        if config.final_norm and config.norm != "pre":
+            raise ValueError(f"final_norm is for norm=pre; norm={config.norm} has the norms of its scheme")
         if config.pe not in ("rope", "nope"):
             raise ValueError(f"pe={config.pe!r} is not one of rope, nope")
         if config.pe == "rope" and config.n_embd // config.n_head % 2:

@@ -127,7 +127,7 @@ def scores(path, out, metric=None):
         runs.fail(f"{path} has no {metric}: {runs.nearest(metric, metrics)}")
     metric = metric or metrics[0]
     lengths = sorted({int(T) for rows in groups.values() for r in rows for T in r["scores"]})
-    flat = len(lengths) == 1 or len({r["block_size"] for rows in groups.values() for r in rows}) > 1
+    flat = all(len(r["scores"]) == 1 for rows in groups.values() for r in rows)
     height = 0.3 * len(groups) + 1.3 if flat else 3.2
     fig, axes = plt.subplots(1, len(splits), figsize=(3.4 * len(splits) + 1, height), sharey=True, squeeze=False)
     for ax, split in zip(axes[0], splits):
@@ -146,7 +146,7 @@ def scores(path, out, metric=None):
         else:
             ax.set_xscale("log", base=2)
             ax.set_xticks(lengths, [f"{T:,}" for T in lengths])
-            ax.set(xlabel="tokens", ylim=(-2, 102))
+            ax.set(xlabel="block_size (tokens)", ylim=(-2, 102))
     if flat:
         axes[0, 0].set_yticks(range(len(groups)), groups)
         axes[0, 0].invert_yaxis()
@@ -214,7 +214,8 @@ def look(model, idx):
     step (how far key j moves query i), distance (from j to i), position (softmax of the distance's bias alone, the largest 1).
     """
     module, seen = sys.modules[type(model).__module__], []
-    name = {"model_baseline": "attention", "model_cope": "counting_attention"}.get(module.__name__, f"{module.__name__[6:]}_attention")
+    name = dict(model_baseline="attention", model_postnorm="attention", model_cope="counting_attention").get(
+        module.__name__, f"{module.__name__[6:]}_attention")
     original = getattr(module, name)
 
     def spy(*args):
@@ -250,7 +251,7 @@ def look(model, idx):
             step = torch.diff(S, prepend=torch.zeros_like(S[..., :1]))[:, :, None].expand_as(distance)
             weight = rest[1][..., None] if name == "cable_attention" and rest[1] is not None else 1
             bias = -weight * (torch.log1p(distance**2) if name == "cable_attention" and rest[2] else distance)
-        elif type(getattr(rest[0], "__self__", None)).__name__ == "ALiBi":
+        elif rest and type(getattr(rest[0], "__self__", None)).__name__ == "ALiBi":
             i, j = torch.arange(T)[:, None], torch.arange(T)
             distance, bias = (i - j).float().expand_as(s), rest[0](q, i, j).expand_as(s)
             step = torch.ones_like(distance)

@@ -8,7 +8,7 @@ Every table and figure that this repository reproduces, each by one command.
 It runs the commands it prints, skips what is already done, goes on where a killed run stopped, and rewrites
 results/README.md, where our numbers stand beside the paper's.
 """
-import itertools
+import dataclasses
 import json
 import os
 import shlex
@@ -20,6 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import runs
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 # CABLE, Table 1, lower half: perplexity on WikiText-103 by window length, trained on windows of 1024
 CABLE_TABLE1 = {
@@ -112,9 +117,8 @@ ENTRIES = {
         paper={f"{m} {v} var": (y,) for m, ys in dict(cope=(0.0, 1.2, 7.4), relative=(1.1, 17.8, 22.4), learned=(5.3, 67.6, 71.5)).items()
                for v, y in zip((1, 3, 5), ys)},
         columns=[("in distribution", "iid", "answer_error")],
-        cpu=dict(train="--data counting", eval="--sequences 2000",
-                 rows={f"{m} {v} var": (f"--model {m} --vars {v}", 1) for v, m in itertools.product((1, 3, 5), ("cope", "relative"))}
-                 | {"learned 1 var": ("--model learned --vars 1", 1)}),
+        cpu=dict(note="here one variable, programs of up to 64 operations", train="--data counting", eval="--sequences 2000",
+                 rows={f"{m} 1 var": (f"--model {m} --vars 1", 1) for m in ("cope", "relative", "learned")}),
         paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",
                          rows={f"{m} {v} var": (f"--model {m} --vars {v}", 3) for v in (1, 3, 5) for m in ("cope", "relative", "learned")}),
     ),
@@ -129,7 +133,7 @@ ENTRIES = {
     ),
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other ways to use the count (without the rows of "
-              "absolute PE and RoPE by size, and of the MLP in the first layer alone, which the paper does not describe)",
+              "absolute PE and RoPE by size, and of the MLP in the first layer alone: the paper does not say what its other layers have)",
         paper=COPE_TABLE7, columns=[("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")],
         cpu=dict(note="here with a quarter of the dimensions",
                  train="--data flipflop --lr_decay linear --beta2 0.999", eval="--sequences 2000",
@@ -148,18 +152,18 @@ def run(command, env):
 
 
 def check(out, config, words):
-    """The run in out must be what the command says, flags and the task's defaults: after a change it is another experiment."""
+    """The run in out must be the entry's: its flags, and the defaults of its task and model. After a change it is another experiment."""
     flags = {}
     for word in words:
         if word.startswith("--"):
             key, flags[key] = (word[5:], "False") if word.startswith("--no-") else (word[2:], "True")
         else:
             flags[key] = word
-    defaults = runs.task_class(flags["data"]).defaults
-    wanted = next(iter(defaults.values())) if "size" not in flags else defaults[flags["size"]]
-    for k, v in (wanted | runs.find_model(flags["model"])[1] | flags | dict(data=runs.absolute(flags["data"]))).items():
-        same = str(config.get(k, v)) == str(v) or (isinstance(config[k], float) and config[k] == float(v))
-        if not same and k != "max_iters":  # a run may have been asked to go on
+    (module, variant), task = runs.find_model(flags["model"]), runs.task_class(flags["data"])
+    wanted = {f.name: f.default for cls in (module.GPTConfig, task) for f in dataclasses.fields(cls) if f.name != "vocab_size"}
+    wanted |= task.defaults[flags.get("size", next(iter(task.defaults)))] | variant | flags | dict(data=runs.absolute(flags["data"]))
+    for k, v in wanted.items():
+        if k in config and str(config[k]) != str(v) and not (isinstance(config[k], float) and config[k] == float(v)):
             raise RuntimeError(f"{out} holds a run with {k}={config[k]}, the entry says {v}: move it away, and run this again")
 
 
@@ -185,7 +189,8 @@ def train_and_eval(out, flags, seed, scale, args, env):
     if not done:
         run(command, env)
     history = [[r["iter"], r["scores"]] for r in runs.read_log(out) if "scores" in r]
-    return json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start), history=history)
+    found = json.loads(evaluated.read_text()) | dict(train_command=shlex.join(start), history=history)
+    return found | dict(environment=checkpoint.get("environment", found["environment"]))  # where it was trained, and by which commit
 
 
 def table(result):
@@ -285,9 +290,16 @@ def main():
 
     def one(row):
         label, flags, seed = row
-        folder = f"{label}-{seed}".replace(" ", "-").replace("/", "_")
-        return train_and_eval(Path("out") / f"{entry.get('group', args.entry)}.{args.scale}" / folder, flags, seed, scale, args, env)
+        return train_and_eval(folder / f"{label}-{seed}".replace(" ", "-").replace("/", "_"), flags, seed, scale, args, env)
     os.chdir(runs.ROOT)
+    folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")
+    try:
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        runs.fail(f"another reproduce.py is at work in {folder}; wait for it")
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(one, m) for m in todo]
         try:
@@ -308,11 +320,12 @@ def main():
         result["columns"] = entry["columns"]
     Path("results").mkdir(exist_ok=True)
     runs.write_json(f"results/{name}.json", result)
-    runs.script("plot.py", "scores" if "columns" in entry else "lengths", f"results/{name}.json")
+    failed = runs.script("plot.py", "scores" if "columns" in entry else "lengths", f"results/{name}.json")
     if "columns" in entry:
-        runs.script("plot.py", "errors", f"results/{name}.json")
+        failed = runs.script("plot.py", "errors", f"results/{name}.json") or failed
     write_page()
     print(table(result) + f"\n\nwrote results/{name}.json and results/README.md")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def environment():
         commit = ""
     return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit or "unknown",
                 gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                torch=torch.__version__, python=platform.python_version(), os=platform.system())
+                torch=str(torch.__version__), python=platform.python_version(), os=platform.system())
 
 
 # -----------------------------------------------------------------------------

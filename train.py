@@ -123,8 +123,8 @@ def resolve(argv):
     if checkpoint:
         saved = checkpoint["config"]
         for k, v in given.items():
-            if k not in MAY_CHANGE and v != saved[k]:
-                runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved[k]}; leave it out")
+            if k not in MAY_CHANGE and v != saved.get(k):
+                runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved.get(k)}; leave it out")
         config = saved
     config = config | given
     if not checkpoint:  # a task's defaults may be for flags that only some models have
@@ -278,10 +278,10 @@ def main():
         if not all(p.isfinite().all() for p in raw_model.parameters()):
             runs.fail(f"the weights are not finite at iter {it}; try a lower --learning_rate. {out}'s checkpoints are as they were")
         state = dict(config=c, model=raw_model.state_dict(), optimizer=optimizer.state_dict(), iter=it,
-                     best_val_loss=best, seconds=seconds, source=source) | (dict(bema=bema) if bema else {})
+                     best_val_loss=best, seconds=seconds, source=source, environment=environment) | (dict(bema=bema) if bema else {})
         runs.write_safely(out / name, lambda tmp: torch.save(state, tmp))
 
-    stop = []
+    environment, stop = runs.environment(), []
     for s in (signal.SIGINT, signal.SIGTERM):
         signal.signal(s, lambda number, frame: stop.append(number))
 

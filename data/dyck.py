@@ -84,5 +84,5 @@ class Task:
 
     def show(self, x):
         """One string's tokens as labels, for figures."""
-        pairs = ["()", "[]", "{}", "<>", *("ab" for _ in range(self.k))][:self.k]
-        return [["<s>", "</s>", *(p[0] for p in pairs), *(p[1] for p in pairs)][t] for t in x]
+        opens, closes = ["([{<"[i] if i < 4 else f"({i}" for i in range(self.k)], [")]}>"[i] if i < 4 else f"){i}" for i in range(self.k)]
+        return [["<s>", "</s>", *opens, *closes][t] for t in x]
