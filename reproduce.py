@@ -117,7 +117,7 @@ ENTRIES = {
         paper={f"{m} {v} var": (y,) for m, ys in dict(cope=(0.0, 1.2, 7.4), relative=(1.1, 17.8, 22.4), learned=(5.3, 67.6, 71.5)).items()
                for v, y in zip((1, 3, 5), ys)},
         columns=[("in distribution", "iid", "answer_error")],
-        cpu=dict(note="here one variable, programs of up to 64 operations, never the same one twice",
+        cpu=dict(note="here one variable, programs of up to 32 operations, never the same one twice",
                  train="--data counting", eval="--sequences 2000",
                  rows={f"{m} 1 var": (f"--model {m} --vars 1", 1) for m in ("cope", "relative")}),
         paper_scale=dict(train="--data counting --size paper", eval="--sequences 10000",

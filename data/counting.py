@@ -22,9 +22,9 @@ SET_WEIGHT, INCREMENT_WEIGHT, LARGEST = 1, 7, 10
 @dataclass
 class Task:
     data: str = "counting"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
-    block_size: int = 128   # tokens of a program that are kept, the last ones
+    block_size: int = 80    # tokens of a program that are kept, the last ones
     vars: int = 1           # variables, 1 to 5
-    max_ops: int = 64       # operations in a program, 3 to this
+    max_ops: int = 32       # operations in a program, 3 to this
     n_train: int = 10000    # training programs; 0 draws new ones for every batch
 
     splits = ("train", "iid", "pass100", "pass10")
@@ -32,8 +32,8 @@ class Task:
     stretches = False  # a larger block_size cuts off less, it does not make programs longer
     # paper: CoPE, section 5.3 (batch and learning rate are ours); nano: for two CPU cores
     defaults = {
-        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=128, max_ops=64, n_train=0, batch_size=64, max_iters=700,
-                     learning_rate=1e-3, min_lr=0.0, warmup_iters=100, eval_interval=100, eval_iters=10, P=65),
+        "nano": dict(n_layer=2, n_head=2, n_embd=128, block_size=80, max_ops=32, n_train=0, batch_size=64, max_iters=1000,
+                     learning_rate=1e-3, min_lr=0.0, warmup_iters=100, eval_interval=100, eval_iters=10, P=33),
         "paper": dict(n_layer=4, n_head=4, n_embd=256, block_size=512, max_ops=512, batch_size=64, max_iters=50000,
                       learning_rate=3e-4, min_lr=0.0, warmup_iters=1000, eval_interval=500, eval_iters=10, P=513, share=False),
     }
