@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 import runs
+from data import auc, binned, tvd
 
 
 @torch.no_grad()
@@ -43,11 +44,16 @@ def token_losses(model, stream, T, device, context):
     return torch.cat(losses).numpy()
 
 
+def position_edges(T, first=16):
+    """Bins of positions that grow by sqrt(2): [0, 16, 23, 32, 45, ... T]."""
+    return sorted({0, T} | {e for i in range(60) if first <= (e := round(2 ** (i / 2))) < T})
+
+
 def by_position(losses, T):
-    """Mean loss at the positions of a window of T, in bins that grow by sqrt(2) -> [[first, last, loss], ...]."""
+    """Mean loss at the positions of a window of T, binned -> [[first, last, loss], ...]."""
     mean = losses[:len(losses) // T * T].reshape(-1, T).mean(0)
-    edges = [0, *(e for i in range(8, 60) if (e := round(2 ** (i / 2))) < T), T]  # 0, 16, 23, 32, 45, ... T
-    return [[a, b - 1, float(mean[a:b].mean())] for a, b in zip(edges, edges[1:])]
+    edges = position_edges(T)
+    return [[a, b - 1, float(y)] for a, b, y in zip(edges, edges[1:], binned(mean, edges))]
 
 
 def interval(count, out_of):
@@ -62,27 +68,13 @@ def interval(count, out_of):
     return tuple(min(max(float(v), 0.0), 1.0) for v in (p, (middle - half) / (1 + z * z / m), (middle + half) / (1 + z * z / m)))
 
 
-def auc(logits, positive):
-    """
-    ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is above a negative's, over all pairs
-    of sequences, ties 1/2. NaN where there are only positives or only negatives.
-    """
-    found = []
-    for column, good in zip(logits.T, positive.T):
-        _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
-        rank = (counts.cumsum() - (counts - 1) / 2)[where]  # from 1; equal logits share the mean of their ranks
-        p, n = good.sum(), (~good).sum()
-        found.append((rank[good].sum() - p * (p + 1) / 2) / (p * n) if p and n else np.nan)
-    return np.array(found)
-
-
 @torch.no_grad()
 def task_scores(model, task, split, sequences, seed, device, context):
     """
-    -> {metric: dict(value, low, high)} over so many new sequences of a split, the same for every model; and the AUC by position,
-    None where it is not defined, of a task that has a contrast, else None.
+    -> {metric: dict(value, low, high)} over so many new sequences of a split, the same for every model; and {metric: (T,) by position}:
+    the total variation distance of a task with a known target, the AUC (NaN where it is not defined) of one with a contrast.
     """
-    counts, contrast, chunk = {}, [], 500
+    counts, contrast, distance, chunk = {}, [], [], 500
     for first in range(0, sequences, chunk):
         rng = np.random.default_rng([seed, 1 << 41, task.splits.index(split), first])  # training has [seed, step]
         drawn = [torch.from_numpy(a).to(device) for a in task.batch(split, min(chunk, sequences - first), rng)]
@@ -93,9 +85,12 @@ def task_scores(model, task, split, sequences, seed, device, context):
                 counts.setdefault(metric, []).append([n.double().cpu().numpy() for n in pair])
             if hasattr(task, "contrast"):
                 contrast.append([a.cpu().numpy() for a in task.contrast(logits.float(), x)])
-    by_position = auc(*map(np.concatenate, zip(*contrast))) if contrast else None
+            if hasattr(task, "target"):
+                distance.append(tvd(logits, task.target(x)).cpu().numpy())
+    by_position = dict(tvd=np.concatenate(distance).mean(0)) if distance else {}
+    by_position |= dict(auc=auc(*map(np.concatenate, zip(*contrast)))) if contrast else {}
     scores = {metric: dict(zip(("value", "low", "high"), interval(*map(np.concatenate, zip(*pairs))))) for metric, pairs in counts.items()}
-    return scores, None if by_position is None else [None if np.isnan(a) else float(a) for a in by_position]
+    return scores, by_position
 
 
 def evaluate_task(args, paths, loaded, device, context, dtype):
@@ -132,11 +127,12 @@ def evaluate_task(args, paths, loaded, device, context, dtype):
                     continue
                 print(f"  {split:8}" + "".join(f"{m:>17} {100 * v['value']:7.3f} [{100 * v['low']:.3f}, {100 * v['high']:.3f}]"
                                                for m, v in scores[split].items()), flush=True)
-                if by_position:
-                    row.setdefault("auc", {}).setdefault(T, {})[split] = by_position
-                    defined = [a for a in by_position if a is not None]
-                    print(f"  {'':8}{'AUC by position':>17} " + (f"{np.mean(defined):7.4f} on average over "
-                          f"{len(defined):,} of {len(by_position):,} positions" if defined else "not defined: one class is empty"))
+                for metric, ys in by_position.items():
+                    row.setdefault(metric, {}).setdefault(T, {})[split] = [None if np.isnan(y) else float(y) for y in ys]
+                    edges = position_edges(len(ys), first=1)
+                    cells = [f"{a + 1}{f'-{b}' * (b > a + 1)} {'-' if np.isnan(y) else f'{y:.4f}'}"
+                             for a, b, y in zip(edges, edges[1:], binned(ys, edges))]
+                    print(f"  {'':8}{f'{metric} by position':>17} " + ", ".join(cells))
         if any(row["scores"].values()):
             results.append(row | dict(eval_seconds=round(time.time() - start, 2)))
     return dict(data=dict(corpus=first["data"], source=f"data/{first['data']}.py"), sequences=args.sequences, splits=splits, runs=results)

@@ -80,12 +80,12 @@ class MinimalTransformer(nn.Module):
         self.first, self.before, self.after, self.last = (nn.RMSNorm(d, eps=1e-12) for _ in range(4))
 
     def attend(self, x):
-        v = x @ self.W_V
+        v = x @ (self.W_V @ self.W_O)
         if self.constant:
-            return v.cumsum(-2) / torch.arange(1, x.size(-2) + 1, device=x.device)[:, None] @ self.W_O
+            return v.cumsum(-2) / torch.arange(1, x.size(-2) + 1, device=x.device)[:, None]
         q, k = (x @ w for w in (self.W_Q, self.W_K))
         a = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(x.size(-2), x.size(-2), device=x.device).triu(1).bool(), float("-inf"))
-        return a.softmax(-1) @ v @ self.W_O
+        return a.softmax(-1) @ v
 
     def forward(self, idx):
         """idx (B, T) -> logits (B, T, n): row t is what follows the set of the first t + 1 tokens."""

@@ -4,6 +4,7 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py                                 lists what there is
     python reproduce.py cable_table1 --scale cpu        trains, evaluates, writes results/cable_table1.cpu.{json,png}
     python reproduce.py cable_table1 --scale cpu --jobs 2   two trainings at a time
+    python reproduce.py postnorm_fig1 --trials 25       a random search: 25 trials of every norm scheme, trained together
 
 It runs the commands it prints, skips what is already done, goes on where a killed run stopped, and rewrites
 results/README.md, where our numbers stand beside the paper's.
@@ -13,13 +14,25 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
+
+import model_postnorm
 import runs
+from data import auc, binned, tvd
 
 try:
     import fcntl
@@ -144,6 +157,60 @@ ENTRIES = {
 }
 
 
+# Random searches (Post-Norm, section 5.2): trials of every scheme, each panel another task. A panel is what its task needs, how many
+# sequences make a batch, up to which length it is measured, and `at`: a figure's dots are means over these lengths (from, to).
+def set_panels(batch_size, *pairs):
+    return {f"n = {n}, trained on {L}": dict(data="set_complement", n=n, block_size=L, batch_size=batch_size,
+                                             longest=n - 1, at=(n // 2, n // 2)) for n, L in pairs}
+
+
+def dyck_panels(batch_size, *kinds):
+    return {f"k = {k}, m = {m}, trained on {T}": dict(data="dyck", k=k, m=m, block_size=T, batch_size=batch_size,
+                                                      longest=4 * T, at=(T + 1, 4 * T)) for k, m, T in kinds}
+
+
+def tomita_panels(batch_size, T, longest):
+    return {f"Tomita {n}, trained on {T}": dict(data="tomita", language=n, block_size=T, batch_size=batch_size, longest=longest,
+                                                at=(T + 1, longest)) for n in (3, 7)}
+
+
+MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, longest=2**14, at=(1024, 1024))}
+DYCK = dict(group="postnorm_dyck", schemes=model_postnorm.SCHEMES,
+            cpu=dict(trials=8, steps=1000, panels=dyck_panels(32, (2, 3, 32)), note="here trained on 32 tokens"),
+            paper_scale=dict(trials=100, steps=100000, panels=dyck_panels(64, (2, 3, 64), (8, 3, 64), (2, 5, 128), (8, 5, 128))))
+SEARCHES = {
+    "postnorm_fig1": dict(
+        about="Post-Norm, Figure 1: set complement by minimal transformers, total variation distance, dots at length n / 2",
+        metric="tvd", schemes=model_postnorm.SCHEMES, peak=3e-2,
+        cpu=dict(trials=25, steps=20000, panels=set_panels(32, (16, 1), (16, 2), (16, 4), (64, 2), (64, 8))),
+        paper_scale=dict(trials=100, steps=100000, panels=set_panels(128, (16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 8)),
+                         note="a tenth of the paper's steps"),
+    ),
+    "postnorm_fig2": dict(
+        about="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
+        metric="accuracy", schemes=("none", "pre", "post", "peri"),
+        cpu=dict(trials=8, steps=3000, panels=MAX_PANEL), paper_scale=dict(trials=100, steps=100000, panels=MAX_PANEL),
+    ),
+    "postnorm_fig3": DYCK | dict(
+        about="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond the training length", metric="tvd"),
+    "postnorm_fig4": dict(
+        about="Post-Norm, Figure 4: Tomita languages, ROC AUC of the token that may be illegal, dots beyond the training length",
+        metric="auc", schemes=model_postnorm.SCHEMES,
+        cpu=dict(trials=8, steps=1000, panels=tomita_panels(32, 32, 147), note="here trained on 32 tokens and measured to 147"),
+        paper_scale=dict(trials=100, steps=100000, panels=tomita_panels(64, 100, 460)),
+    ),
+    "postnorm_fig7": DYCK | dict(
+        about="Post-Norm, Figure 7: bounded Dyck languages, ROC AUC of the end, dots beyond the training length", metric="auc"),
+    "postnorm_theorem": dict(
+        about="Post-Norm, Theorem 4.2: precision of minimal transformers by length, without a norm and with one on the attention output: "
+              "formula, the hard-coded solutions, trained models",
+        metric="precision", schemes=("none", "output"), peak=3e-2,
+        cpu=dict(trials=8, steps=20000, panels=set_panels(32, (64, 2))),
+        paper_scale=dict(trials=100, steps=100000, panels=set_panels(128, (64, 2))),
+    ),
+}
+
+
 def run(command, env):
     """One command, printed; the output of a failed one is shown. Raises RuntimeError when it fails."""
     print("$ " + shlex.join(command), flush=True)
@@ -194,9 +261,231 @@ def train_and_eval(out, flags, seed, scale, args, env):
     return found | dict(environment=checkpoint.get("environment", found["environment"]))  # where it was trained, and by which commit
 
 
+# -----------------------------------------------------------------------------
+# random search: many small models at once, stacked
+
+def draw_trial(rng, peak=1e-2):
+    """One trial's hyper-parameters. Post-Norm, appendix B, has this table, but its numbers are lost: these are ours."""
+    def log_uniform(low, high):
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+    beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+    while beta1 >= beta2**0.5:
+        beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+    return dict(beta1=beta1, beta2=beta2, weight_decay=log_uniform(1e-4, 1), grad_clip=log_uniform(0.1, 10),
+                learning_rate=log_uniform(1e-4, peak), warmup=log_uniform(1e-3, 1e-1),
+                final=float(rng.random() < 0.5) * log_uniform(1e-3, 1e-1),  # of the peak, at the end
+                eta=rng.uniform(0.1, 1), rho=log_uniform(1, 1e3), kappa=rng.uniform(0.3, 1))
+
+
+def small_model(task, scheme):
+    """The paper's model for a task: minimal transformer, max retrieval, or a GPT of 2 layers, 4 heads, 64 channels and RoPE."""
+    if task.data == "set_complement":
+        return model_postnorm.MinimalTransformer(task.n, task.n - 1, 1, task.n - 1, scheme)
+    if task.data == "max_retrieval":
+        return model_postnorm.MaxRetrieval(scheme, task.classes)
+    return model_postnorm.GPT(model_postnorm.GPTConfig(task.block_size, task.vocab_size, n_layer=2, n_embd=64, norm=scheme))
+
+
+def stacked(model):
+    """-> logits(weights (K, N), x): what K models of this shape answer to the same x, (K, ...)."""
+    names, sizes = zip(*((n, p.numel()) for n, p in model.named_parameters()))
+    shapes = [p.shape for p in model.parameters()]
+
+    def one(row, x):
+        found = functional_call(model, {n: w.view(s) for n, w, s in zip(names, row.split(sizes), shapes)}, (x,))
+        return found[0] if isinstance(found, tuple) else found
+    return vmap(one, in_dims=(0, None))
+
+
+def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: None):
+    """
+    Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the same batches: batch(step) -> x, y.
+    AdamW, linear warmup and decay, as torch has them. -> logits(weights, x), weights (K, N), their BEMA (K, N).
+    """
+    logits = stacked(models[0].to(device))
+    theta = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models]).requires_grad_()
+    matrix = torch.cat([torch.full((p.numel(),), float(p.dim() >= 2 and n not in ("E", "wte.weight")), device=device)
+                        for n, p in models[0].named_parameters()])  # embeddings, gains and vectors do not decay
+    h = {k: torch.tensor([[t[k]] for t in trials], device=device) for k in trials[0]}  # (K, 1)
+    warmup = (h["warmup"] * steps).round().clamp(min=1)
+    m, v, start, ema = torch.zeros_like(theta), torch.zeros_like(theta), theta.detach().clone(), theta.detach().clone()
+    for step in range(1, steps + 1):
+        x, y = (torch.from_numpy(a).to(device) for a in batch(step))
+        theta.grad = None
+        out = logits(theta, x).flatten(1, -2)                                # (K, rows, classes)
+        losses = F.cross_entropy(out.transpose(1, 2), y.flatten().expand(len(out), -1), reduction="none").mean(1)
+        losses.sum().backward()
+        with torch.no_grad():
+            g = theta.grad * (h["grad_clip"] / (theta.grad.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+            left = (steps - step) / (steps - warmup).clamp(min=1)
+            lr = h["learning_rate"] * torch.minimum(step / warmup, h["final"] + (1 - h["final"]) * left.clamp(max=1))
+            m.lerp_(g, 1 - h["beta1"])
+            v.lerp_(g * g, 1 - h["beta2"])
+            update = m / (1 - h["beta1"]**step) / ((v / (1 - h["beta2"]**step)).sqrt() + 1e-8)
+            theta -= lr * (update + h["weight_decay"] * matrix * theta)
+            ema.lerp_(theta, (h["rho"] + step)**-h["kappa"])
+        if step % max(1, steps // 5) == 0:
+            tell(step, losses)
+    theta = theta.detach()
+    return logits, theta, runs.bema_weights(dict(w=theta), dict(start=dict(w=start), ema=dict(w=ema)), steps, h)["w"]
+
+
+@torch.no_grad()
+def measure(task, logits, weights, sequences, rng, lengths=None, device="cpu"):
+    """
+    -> lengths [[first, last], ...] and {metric: (K, n) array}, on new sequences: TVD, AUC and precision at every position of the task's
+    sequences, binned; accuracy at every given length.
+    """
+    found, K = {}, len(weights)
+    for T in lengths or [task.block_size]:
+        B = max(16, min(sequences, 2**19 // T))
+        draw = task.batch(str(T) if lengths else "iid", B, rng)
+        for x, y in zip(*(torch.from_numpy(a).to(device).split(max(1, 2**13 // (K * T))) for a in draw)):
+            z = logits(weights, x)                                           # (K, B, T, vocab), or (K, B, classes)
+            if lengths:
+                found.setdefault(T, []).append((z.argmax(-1) == y).float())
+                continue
+            target = task.target(x)
+            found.setdefault("tvd", []).append(tvd(z, target))
+            if task.data == "set_complement":
+                present, absent = z.masked_fill(target > 0, -torch.inf), z.masked_fill(target == 0, torch.inf)
+                found.setdefault("precision", []).append(absent.amin(-1) - present.amax(-1))
+            if hasattr(task, "contrast"):
+                score, good = zip(*(task.contrast(one, x) for one in z))
+                found.setdefault("score", []).append(torch.stack(score))
+                found.setdefault("good", []).append(good[0])
+    if lengths:
+        return [[T, T] for T in lengths], dict(accuracy=np.stack([torch.cat(found[T], 1).mean(1).cpu().numpy() for T in lengths], 1))
+    score, good = (found.pop(k, None) for k in ("score", "good"))
+    curves = {k: torch.cat(v, 1).mean(1).cpu().numpy() for k, v in found.items()}
+    if score:
+        good = torch.cat(good).cpu().numpy()
+        curves["auc"] = np.stack([auc(one, good) for one in torch.cat(score, 1).cpu().numpy()])
+    edges = [*range(0, task.block_size, 1 if task.block_size < 64 else max(2, task.block_size // 64 * 2)), task.block_size]
+    return [[a + 1, b] for a, b in zip(edges, edges[1:])], {k: binned(v, edges) for k, v in curves.items()}
+
+
+def search(panel, scheme, n, steps, peak, seed, sequences, path, device, threads, tell):
+    """n trials of one scheme on one panel's task -> a dict for the JSON, also kept at path: it is not run again with the same settings."""
+    settings = dict(panel=panel, scheme=scheme, trials=n, steps=steps, peak=peak, seed=seed, sequences=sequences)
+    try:
+        found = json.loads(path.read_text())
+        if found["settings"] == json.loads(json.dumps(settings)):
+            return found
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or half written
+        pass
+    torch.set_num_threads(threads)
+    task, begin, models = runs.make_task(panel), time.time(), []
+    far = runs.make_task(panel | dict(block_size=panel["longest"]))
+    sets = {} if getattr(task, "tokens", True) else dict(
+        validation=[panel["at"][0]], test=[T for T in map(int, task.splits[2:]) if T <= panel["longest"]])
+    trials = [draw_trial(np.random.default_rng([seed, i]), peak) for i in range(n)]  # the same for every scheme
+    for i in range(n):
+        torch.manual_seed((seed << 20) + i)
+        models.append(small_model(task, scheme))
+
+    def say(step, losses):
+        print(f"  {tell}, {scheme}: step {step:,} of {steps:,}, {time.time() - begin:.0f} s, "
+              f"median training loss {losses.median().item():.4f}", flush=True)
+
+    def batch(step):
+        return task.batch("train", panel["batch_size"], np.random.default_rng([seed, step]))
+    with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
+        logits, theta, bema = fit(models, trials, batch, steps, device, say)
+        seconds = time.time() - begin
+        rows = [dict(hyperparameters=t, finite=bool(w.isfinite().all())) for t, w in zip(trials, theta)]
+        for name, weights in dict(raw=theta, bema=bema).items():
+            for kind in ("validation", "test"):  # the best trial is chosen on the first, its number is from the second
+                rng = np.random.default_rng([seed, 1 << 40, kind == "test"])
+                lengths, measured = measure(far, logits, weights, sequences, rng, sets.get(kind), device)
+                at = [i for i, (a, b) in enumerate(lengths) if panel["at"][0] <= b and a <= panel["at"][1]]
+                for metric, values in measured.items():
+                    for row, y, dot in zip(rows, values, binned(values[:, at], [0, len(at)])[:, 0]):
+                        kept = row.setdefault(metric, {}).setdefault(name, {})
+                        kept[kind] = None if np.isnan(dot) else float(dot)
+                        kept["by_length"] = [None if np.isnan(v) else round(float(v), 6) for v in y]
+    found = dict(settings=settings, environment=runs.environment(), seconds=round(seconds, 1), lengths=lengths, trials=rows)
+    runs.write_json(path, found)
+    return found
+
+
+def best_trial(trials, metric, weights):
+    """The trial that is best on the validation sequences; None where every one has diverged."""
+    sign = 1 if metric == "tvd" else -1
+    known = [t for t in trials if t[metric][weights]["validation"] is not None]
+    return min(known, key=lambda t: sign * t[metric][weights]["validation"], default=None)
+
+
+def random_search(args, entry, scale, folder):
+    """All panels and schemes of one entry -> its result, for the JSON."""
+    sequences, n = 512, args.trials or scale["trials"]
+    device, threads = str(runs.pick_device(args.device)), max(1, torch.get_num_threads() // args.jobs)
+    todo = [(name, panel, scheme) for name, panel in scale["panels"].items() for scheme in entry["schemes"]]
+    calls = [(panel, scheme, n, scale["steps"], entry.get("peak", 1e-2), 1337, sequences,
+              folder / f"{name}-{scheme}.json".replace(" ", "").replace(",", "-"), device, threads, name) for name, panel, scheme in todo]
+    with ProcessPoolExecutor(args.jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
+        futures = [pool.submit(search, *call) for call in calls]
+        try:
+            found = [f.result() for f in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    panels = {}
+    for (name, panel, scheme), f in zip(todo, found):
+        p = panels.setdefault(name, dict(panel, name=name, lengths=f["lengths"], schemes={}))
+        p["schemes"][scheme] = dict(seconds=f["seconds"], environment=f["environment"], trials=[
+            {k: v for k, v in t.items() if k in ("hyperparameters", "finite", entry["metric"], "tvd")} for t in f["trials"]])
+    return dict(environment=found[0]["environment"], metric=entry["metric"], steps=scale["steps"], trials=n, sequences=sequences,
+                panels=list(panels.values()))
+
+
+def theorem(n=64, gap=10.0, sequences=64):
+    """
+    Theorem 4.2 at lengths 2 ... n - 1, scaled to a precision of `gap` at 2: the formula's precision, and what the hard-coded models
+    have, with their TVD -> {norm: {name: [...]}}.
+    """
+    task, found, lengths = runs.make_task(dict(data="set_complement", n=n, block_size=n - 1)), {}, np.arange(2, n)
+    for norm, formula in (("none", 1 / lengths), ("output", np.sqrt(n * (n - 1) / (lengths * (n - lengths))))):
+        c = gap / formula[0]
+        model = model_postnorm.hard_coded(n, c, norm, centred=norm == "output")
+        _, measured = measure(task, lambda _, x, model=model: model(x)[None], [0], sequences, np.random.default_rng(0))
+        found[norm] = dict(formula=(c * formula).tolist(), **{k: y[0, 1:].tolist() for k, y in measured.items()})
+    return dict(n=n, lengths=lengths.tolist(), models=found)
+
+
+# -----------------------------------------------------------------------------
+# tables
+
 def table(result):
     """A result's JSON -> markdown: mean +- standard deviation over the seeds, the paper's number beside it."""
-    return (task_table if "columns" in result else text_table)(result)
+    return (search_table if "panels" in result else task_table if "columns" in result else text_table)(result)
+
+
+def search_table(result):
+    """The dots of a random search: median and best of every scheme, raw and BEMA."""
+    metric = result["metric"]
+    name = dict(tvd="TVD", auc="AUC", accuracy="accuracy", precision="precision")[metric]
+    text = [f"| {name} at length | scheme | trials | diverged | median | best | median, BEMA | best, BEMA |", "|---" * 8 + "|"]
+    for panel in result["panels"]:
+        a, b = panel["at"]
+        for scheme, found in panel["schemes"].items():
+            cells = []
+            for weights in ("raw", "bema"):
+                known = [y for t in found["trials"] if (y := t[metric][weights]["test"]) is not None]
+                best = best_trial(found["trials"], metric, weights)
+                cells += [f"{statistics.median(known):.4f}", f"{best[metric][weights]['test']:.4f}"] if known else ["-", "-"]
+            where = f"{a:,}" + f" to {b:,}" * (b > a)
+            text.append(f"| {panel['name']}, at {where} | {scheme} | {len(found['trials'])} | "
+                        f"{sum(not t['finite'] for t in found['trials'])} | {' | '.join(cells)} |")
+    if "theorem" in result:
+        t = result["theorem"]
+        text += ["", f"Hard-coded models, n = {t['n']}, precision (TVD) at length:", "",
+                 "| norm | 2 | 8 | 32 | 63 | largest difference from the formula |", "|---" * 6 + "|"]
+        for norm, m in t["models"].items():
+            cells = [f"{m['precision'][length - 2]:.2f} ({m['tvd'][length - 2]:.3f})" for length in (2, 8, 32, 63)]
+            far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
+            text.append(f"| {norm} | {' | '.join(cells)} | {far:.1e} |")
+    return "\n".join(text)
 
 
 def task_table(result):
@@ -250,13 +539,21 @@ def write_page():
         result = json.loads(path.read_text())
         if "entry" not in result:
             continue
-        e, commits = result["environment"], sorted({r["environment"]["commit"] for r in result["runs"]})
-        scored = f"{result['tokens']:,} tokens of {result['split']}" if "tokens" in result else f"{result['sequences']:,} sequences a split"
+        e = result["environment"]
+        if "panels" in result:
+            groups = [g for p in result["panels"] for g in p["schemes"].values()]
+            how = (f"{result['steps']:,} steps, {result['trials']} trials of every scheme, the same hyper-parameters for all schemes, "
+                   f"{result['sequences']:,} sequences; {sum(g['seconds'] for g in groups) / 60:,.0f} minutes of training in all, of one "
+                   "process. The best trial is chosen on other sequences than its number is from.")
+        else:
+            groups = result["runs"]
+            n = result.get("sequences") or result["tokens"]
+            unit = "sequences a split" if "sequences" in result else f"tokens of {result['split']}"
+            how = f"{result['data']['source']}, {n:,} {unit}. Each row is `{groups[0]['train_command']}` and so on, then `eval.py`."
+        commits = ", ".join(sorted({g["environment"]["commit"] for g in groups}))
         page += [f"## {path.stem}", "", f"{result['about']}.", "", "```", result["command"], "```", "",
                  f"{e['gpu'] or e['cpu']}, {e['threads']} thread{'s' * (e['threads'] > 1)} a run, torch {e['torch']}, "
-                 f"Python {e['python']}, commit {', '.join(commits)}; "
-                 f"{result['data']['source']}, {scored}. Each row is `{result['runs'][0]['train_command']}` and so on, "
-                 "then `eval.py`.", "", table(result), ""]
+                 f"Python {e['python']}, commit {commits}; {how}", "", table(result), ""]
         if path.with_suffix(".png").exists():
             page += [f"![{path.stem}]({path.with_suffix('.png').name})", ""]
         if path.with_suffix(".steps.png").exists():
@@ -264,43 +561,14 @@ def write_page():
     runs.write_safely(runs.ROOT / "results" / "README.md", lambda tmp: tmp.write_text("\n".join(page)))
 
 
-def main():
-    parser = runs.make_parser(__doc__)
-    parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
-    parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
-                        help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU (default: cpu)")
-    parser.add_argument("--seeds", type=int, default=0, help="seeds of every model; default: as the entry says")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    args = runs.parse(parser)
-    if args.entry is None:
-        for name, e in ENTRIES.items():
-            print(f"{name}\n    {e['about']}")
-            for s, key in (("cpu", "cpu"), ("paper", "paper_scale")):
-                print(f"    --scale {s:6} {sum(n for _, n in e[key]['rows'].values()):3} runs of: train.py --model ... {e[key]['train']}")
-        return
-    if args.entry not in ENTRIES:
-        runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, ENTRIES)}")
-    if args.jobs < 1 or args.seeds < 0:
-        runs.fail("--jobs must be at least 1, --seeds 0 or more")
-    entry = ENTRIES[args.entry]
-    scale = entry["cpu" if args.scale == "cpu" else "paper_scale"]
-    name = f"{args.entry}.{args.scale}"
+def trainings(args, entry, scale, folder):
+    """All rows of one entry, trained and evaluated -> its result, for the JSON."""
     todo = [(label, flags, 1337 + s) for label, (flags, n) in scale["rows"].items() for s in range(args.seeds or n)]
     env = os.environ | ({"OMP_NUM_THREADS": str(max(1, os.cpu_count() // args.jobs))} if args.jobs > 1 else {})
 
     def one(row):
         label, flags, seed = row
         return train_and_eval(folder / f"{label}-{seed}".replace(" ", "-").replace("/", "_"), flags, seed, scale, args, env)
-    os.chdir(runs.ROOT)
-    folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")
-    try:
-        if fcntl:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        runs.fail(f"another reproduce.py is at work in {folder}; wait for it")
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(one, m) for m in todo]
         try:
@@ -311,17 +579,61 @@ def main():
                 runs.fail(e)
             raise
     shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
-    result = {k: evals[0][k] for k in shared if k in evals[0]}
-    command = f"python reproduce.py {args.entry} --scale {args.scale}" + f" --seeds {args.seeds}" * bool(args.seeds)
-    about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
-    result |= dict(entry=args.entry, about=about, command=command, paper=entry["paper"],
-                   runs=[e["runs"][0] | dict(label=label, **{k: e[k] for k in ("train_command", "environment", "history") if e[k]})
-                         for (label, *_), e in zip(todo, evals)])
-    if "columns" in entry:
-        result["columns"] = entry["columns"]
+    result = {k: evals[0][k] for k in shared if k in evals[0]} | {k: entry[k] for k in ("paper", "columns") if k in entry}
+    return result | dict(runs=[e["runs"][0] | dict(label=label, **{k: e[k] for k in ("train_command", "environment", "history") if e[k]})
+                               for (label, *_), e in zip(todo, evals)])
+
+
+def main():
+    parser = runs.make_parser(__doc__)
+    parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
+    parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
+                        help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU (default: cpu)")
+    parser.add_argument("--seeds", type=int, default=0, help="seeds of every model; default: as the entry says")
+    parser.add_argument("--trials", type=int, default=0, help="of every scheme in a random search; default: as the entry says")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    args = runs.parse(parser)
+    entries = ENTRIES | SEARCHES
+    if args.entry is None:
+        for name, e in entries.items():
+            print(f"{name}\n    {e['about']}")
+            for scale in ("cpu", "paper"):
+                todo = e["cpu" if scale == "cpu" else "paper_scale"]
+                how = (f"{todo['trials']:3} trials of {len(e['schemes'])} schemes, {todo['steps']:,} steps: {'; '.join(todo['panels'])}"
+                       if name in SEARCHES else
+                       f"{sum(n for _, n in todo['rows'].values()):3} runs of: train.py --model ... {todo['train']}")
+                print(f"    --scale {scale:6} {how}")
+        return
+    if args.entry not in entries:
+        runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, entries)}")
+    if args.jobs < 1 or args.seeds < 0 or args.trials < 0:
+        runs.fail("--jobs must be at least 1, --seeds and --trials 0 or more")
+    searching = args.entry in SEARCHES
+    for flag, kind in (("seeds", searching), ("trials", not searching)):
+        if getattr(args, flag) and kind:
+            runs.fail(f"--{flag} is not for {args.entry}, which has {'trials' if searching else 'seeds'}")
+    entry = entries[args.entry]
+    scale = entry["cpu" if args.scale == "cpu" else "paper_scale"]
+    name = f"{args.entry}.{args.scale}"
+    os.chdir(runs.ROOT)
+    folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")
+    try:
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        runs.fail(f"another reproduce.py is at work in {folder}; wait for it")
+    result = (random_search if searching else trainings)(args, entry, scale, folder)
+    command = f"python reproduce.py {args.entry} --scale {args.scale}"
+    command += f" --seeds {args.seeds}" * bool(args.seeds) + f" --trials {args.trials}" * bool(args.trials)
+    result |= dict(entry=args.entry, about=", ".join(filter(None, (entry["about"], scale.get("note")))), command=command)
+    if args.entry == "postnorm_theorem":
+        result["theorem"] = theorem()
     Path("results").mkdir(exist_ok=True)
     runs.write_json(f"results/{name}.json", result)
-    failed = runs.script("plot.py", "scores" if "columns" in entry else "lengths", f"results/{name}.json")
+    failed = runs.script("plot.py", "trials" if searching else "scores" if "columns" in entry else "lengths", f"results/{name}.json")
     if "columns" in entry:
         failed = runs.script("plot.py", "errors", f"results/{name}.json") or failed
     write_page()

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from data import tvd
+
 BOS, EOS, OPEN = 0, 1, 2  # openers are 2 to k + 1, closers k + 2 to 2k + 1
 
 
@@ -75,8 +77,8 @@ class Task:
 
     def score(self, logits, x, y):
         """logits (B, T, vocab) -> {metric: (count, out of) per string}: total variation distance, mean over the prefixes."""
-        tvd = (logits.float().softmax(-1) - self.target(x)).abs().sum(-1) / 2
-        return dict(tvd=(tvd.sum(1), torch.ones_like(tvd).sum(1)))
+        distance = tvd(logits, self.target(x))
+        return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
 
     def contrast(self, logits, x):
         """For the ROC AUC by position: the end's logit (B, T), and whether it may end there (B, T), which only even counts have."""

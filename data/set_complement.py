@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from data import tvd
+
 
 @dataclass
 class Task:
@@ -47,9 +49,9 @@ class Task:
 
     def score(self, logits, x, y):
         """logits (B, T, n) -> {metric: (count, out of) per sequence}: total variation distance (Eq. 7) at every prefix, and at the last."""
-        tvd = (logits.float().softmax(-1) - self.target(x)).abs().sum(-1) / 2
-        ones = torch.ones_like(tvd)
-        return dict(tvd=(tvd.sum(1), ones.sum(1)), tvd_last=(tvd[:, -1], ones[:, -1]))
+        distance = tvd(logits, self.target(x))
+        ones = torch.ones_like(distance)
+        return dict(tvd=(distance.sum(1), ones.sum(1)), tvd_last=(distance[:, -1], ones[:, -1]))
 
     def show(self, x):
         """One sequence's tokens as labels, for figures."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from data import tvd
+
 BOS, EOS, ZERO = 0, 1, 2  # the symbols are tokens 2 and 3
 # state -> after 0, after 1 (-1 is illegal), whether it accepts; the walk starts in state 0
 AUTOMATA = {3: [(0, 1, True), (2, 0, True), (3, -1, False), (2, 1, True)],  # A, O: odd 1s, Z1 and Z0: odd and even 0s after them
@@ -81,8 +83,8 @@ class Task:
 
     def score(self, logits, x, y):
         """logits (B, T, 4) -> {metric: (count, out of) per string}: total variation distance, mean over the prefixes."""
-        tvd = (logits.float().softmax(-1) - self.target(x)).abs().sum(-1) / 2
-        return dict(tvd=(tvd.sum(1), torch.ones_like(tvd).sum(1)))
+        distance = tvd(logits, self.target(x))
+        return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
 
     def contrast(self, logits, x):
         """For the ROC AUC by position: the logit (B, T) of the symbol that may be illegal (3: 1, 7: 0), and whether it is legal."""
