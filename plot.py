@@ -3,6 +3,8 @@ Draw what a run left behind, and what a model does.
 
     python plot.py lengths out/cable-stdlib-nano/eval.json    perplexity by length, loss by position (from eval.py)
     python plot.py scores out/tra-flipflop-nano/eval.json     a synthetic task's scores by split (from eval.py)
+    python plot.py positions out/postnorm-dyck-nano/eval.json a task's total variation distance or AUC by position (from eval.py)
+    python plot.py trials results/postnorm_fig1.cpu.json      a random search: every trial, and the metric by length (from reproduce.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*    learning curves (from log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*       a task's scores by training step (from log.jsonl, or a results/*.json)
     python plot.py maps out/tra-flipflop-nano --split sparse  attention, steps, distance and position by head, on one sequence
@@ -24,6 +26,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import runs  # noqa: E402
+from data import binned  # noqa: E402
 from data.text import encode, get_encoding  # noqa: E402
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -204,6 +207,109 @@ def errors(paths, out, metric=None):
     finish(fig, out or (Path(paths[0]).with_suffix(".steps.png") if Path(paths[0]).suffix else Path(paths[0]) / "errors.png"))
 
 
+METRICS = dict(tvd="total variation distance", auc="ROC AUC", accuracy="accuracy", precision="precision")
+
+
+def positions(path, out, metric=None):
+    """eval.py's JSON of a task whose right answer is a distribution -> TVD or AUC by position, one panel per split."""
+    def parse(path):
+        rows = json.loads(path.read_text())["runs"]
+        return rows, [m for m in ("tvd", "auc") if all(m in r for r in rows)], grouped(rows)
+    rows, known, groups = read(path, parse)
+    if not known or (metric and metric not in known):
+        runs.fail(f"{path} has no {metric or 'tvd or auc'} by position" + f", it has {', '.join(known)}" * bool(known))
+    metric = metric or known[0]
+    panels = [(T, split) for T, by_split in rows[0][metric].items() for split in by_split]
+    fig, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 1, 3.2), sharey=True, squeeze=False)
+    for ax, (T, split) in zip(axes[0], panels):
+        for (label, rs), kw in zip(groups.items(), style(len(groups))):
+            ys = np.array([r[metric][T][split] for r in rs if split in r[metric].get(T, {})], float)
+            if len(ys):
+                edges = np.unique(np.linspace(0, ys.shape[1], min(ys.shape[1], 48) + 1).astype(int))
+                edges = edges[edges % 2 == 0] if metric == "auc" and len(edges) > 16 else edges  # only every other position may have one
+                band(ax, (edges[1:] + edges[:-1] + 1) / 2, binned(ys, edges), label, **kw)
+        ax.axvline(rows[0]["block_size"], color="gray", lw=1, ls=":", zorder=0)
+        ax.set(title=f"{split}, block_size {int(T):,}", xlabel="position (tokens)")
+    axes[0, 0].set_ylabel(METRICS[metric])
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    finish(fig, out or Path(path).with_suffix(f".{metric}.png"))
+
+
+def trials(path, out):
+    """reproduce.py's JSON of a random search: above every trial of every scheme (left raw, right BEMA), below the metric by length."""
+    def parse(path):
+        data = json.loads(path.read_text())
+        data["panels"][0]["lengths"][0][1] + len(data["panels"][0]["schemes"])  # is it all there?
+        return data
+    data = read(path, parse)
+    metric, panels = data["metric"], data["panels"]
+    if "theorem" in data:
+        return theorem(data, out or Path(path).with_suffix(".png"))
+    width = max(3.3 * len(panels), 5.5) + 1
+    fig, axes = plt.subplots(2, len(panels), figsize=(width, 6.4), squeeze=False, sharey="row", layout="constrained")
+    for (top, low), panel in zip(axes.T, panels):
+        x = np.array(panel["lengths"], float).mean(1)
+        for s, ((scheme, found), color) in enumerate(zip(panel["schemes"].items(), plt.cm.tab10.colors)):
+            for side, weights in ((-0.2, "raw"), (0.2, "bema")):
+                ys = np.array([t[metric][weights]["test"] for t in found["trials"]], float)
+                ys, where = ys[~np.isnan(ys)], s + side + np.random.default_rng(0).uniform(-0.12, 0.12, len(ys))
+                face = color if weights == "raw" else "none"
+                top.scatter(where[:len(ys)], ys, s=12, alpha=0.7, edgecolors=color, facecolors=face, lw=0.8)
+                if len(ys):
+                    top.plot([s + side - 0.17, s + side + 0.17], [np.median(ys)] * 2, color="black", lw=1.6)
+            known = [t[metric]["raw"] for t in found["trials"] if t[metric]["raw"]["validation"] is not None]
+            if known:
+                curves = np.array([t["by_length"] for t in known], float)
+                low.plot(x, np.median(curves, axis=0), color=color, lw=2, label=f"{scheme}, median")
+                best = (min if metric == "tvd" else max)(known, key=lambda t: t["validation"])
+                low.plot(x, np.array(best["by_length"], float), color=color, lw=1, ls="--", label="best trial")
+        a, b = panel["at"]
+        top.set_xticks(range(len(panel["schemes"])), panel["schemes"])
+        top.set(title=f"{panel['name']}\nat length {a:,}" + f" to {b:,}" * (b > a))
+        low.set(xlabel="length")
+        if x[-1] > 1000:
+            low.set_xscale("log", base=2)
+        if "block_size" in panel:
+            low.axvline(panel["block_size"], color="gray", lw=1, ls=":", zorder=0)
+        if metric == "tvd":
+            top.set_yscale("log")
+            low.set_yscale("log")
+    axes[0, 0].set_ylabel(METRICS[metric])
+    axes[1, 0].set_ylabel(METRICS[metric])
+    axes[1, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    axes[0, -1].scatter([], [], color="gray", s=12, label="a trial")
+    axes[0, -1].scatter([], [], facecolors="none", edgecolors="gray", s=12, label="its BEMA")
+    axes[0, -1].plot([], [], color="black", lw=1.6, label="median")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    finish(fig, out or Path(path).with_suffix(".png"))
+
+
+def theorem(data, out):
+    """Precision by length, relative to length 2: the formula, the hard-coded models, every trained model; and the TVD of the models."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
+    t, panel, names = data["theorem"], data["panels"][0], dict(none="no norm", output="norm on the attention output")
+    for (norm, m), color in zip(t["models"].items(), plt.cm.tab10.colors):
+        left.plot(t["lengths"], np.array(m["formula"]) / m["formula"][0], color=color, lw=2.4, label=f"{names[norm]}: formula")
+        measured = np.array(m["precision"])[::4] / m["precision"][0]
+        left.plot(t["lengths"][::4], measured, "o", color=color, ms=5, mfc="none", label="hard-coded")
+        trained = panel["schemes"][norm]["trials"]
+        for metric, ax in (("precision", left), ("tvd", right)):
+            curves = np.array([x[metric]["raw"]["by_length"] for x in trained], float)[:, 1:]
+            curves = curves[np.array([x["finite"] for x in trained])]
+            if metric == "precision":
+                curves = curves[curves[:, 0] > 0]  # those that tell present from absent at length 2
+                curves = curves / curves[:, :1]
+            for i, y in enumerate(curves):
+                ax.plot(t["lengths"], y, color=color, lw=0.7, alpha=0.6, label="trained, a line each" if not i else None)
+        right.plot(t["lengths"], m["tvd"], color=color, lw=2.4, label=f"{names[norm]}: hard-coded")
+    left.set(xscale="log", xlabel="length", ylabel="precision, 1 at length 2", title=f"n = {t['n']}")
+    left.set_yscale("symlog", linthresh=0.02)
+    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length", ylabel=METRICS["tvd"], title=panel["name"])
+    for ax in (left, right):
+        ax.legend(fontsize=7)
+    finish(fig, out)
+
+
 # -----------------------------------------------------------------------------
 # what a model does: its attention function is called once more, with what it was called with
 
@@ -373,6 +479,11 @@ def main():
     p = kinds.add_parser("scores", help="a synthetic task's scores by split")
     p.add_argument("json", help="written by eval.py or reproduce.py")
     p.add_argument("--metric", help="which; default: the task's first")
+    p = kinds.add_parser("positions", help="a synthetic task's total variation distance or AUC by position")
+    p.add_argument("json", help="written by eval.py")
+    p.add_argument("--metric", help="tvd or auc; default: what there is")
+    p = kinds.add_parser("trials", help="a random search: every trial, and the metric by length")
+    p.add_argument("json", help="written by reproduce.py")
     p = kinds.add_parser("curves", help="learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
     p = kinds.add_parser("errors", help="a synthetic task's scores by training step")
@@ -398,6 +509,10 @@ def main():
         lengths(args.json, args.out, args.models)
     elif args.kind == "scores":
         scores(args.json, args.out, args.metric)
+    elif args.kind == "positions":
+        positions(args.json, args.out, args.metric)
+    elif args.kind == "trials":
+        trials(args.json, args.out)
     elif args.kind == "curves":
         curves(args.folders, args.out)
     elif args.kind == "errors":

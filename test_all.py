@@ -25,11 +25,14 @@ import pytest
 import tiktoken
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
 
 import bench
 import data.counting
 import data.dyck
 import data.flipflop
+import data.max_retrieval
 import data.selective_copy
 import data.set_complement
 import data.text
@@ -1815,11 +1818,181 @@ def test_distributions_from_training_to_eval(repo):
     names = ("set_complement", "dyck", "tomita")
     with ThreadPoolExecutor(2) as pool:
         for name, out in zip(names, pool.map(train_and_score, names)):
-            assert "tvd" in out and ("AUC by position" in out) == (name != "set_complement")
+            assert "tvd by position" in out and ("auc by position" in out) == (name != "set_complement")
             result = json.loads((repo / "out" / f"dist-{name}" / "eval.json").read_text())["runs"][0]
-            assert 0 < result["scores"]["8"]["iid"]["tvd"]["value"] < 1
+            assert np.mean(result["tvd"]["8"]["iid"]) == pytest.approx(result["scores"]["8"]["iid"]["tvd"]["value"], rel=1e-5)
+            assert 0 < min(result["tvd"]["8"]["iid"]) and max(result["tvd"]["8"]["iid"]) < 1
             if name == "dyck":  # depth 0 only after an even number of brackets
                 assert [a is None for a in result["auc"]["8"]["iid"]] == [True, True, False] + [True, False] * 2 + [True]
+
+
+def test_binned():
+    values = np.array([[1.0, np.nan, 3, 5, np.nan], [np.nan, np.nan, 2, 2, 8]])
+    got = data.binned(values, [0, 2, 4, 5])
+    assert got[0, :2].tolist() == [1, 4] and got[1, 1:].tolist() == [2, 8] and np.isnan([got[0, 2], got[1, 0]]).all()
+
+
+def test_max_retrieval_task():
+    task = data.max_retrieval.Task()
+    for split, T in (("train", 16), ("iid", 16), ("64", 64)):
+        x, y = task.batch(split, 500, rng())
+        assert x.shape == (500, T, 11) and x.dtype == np.float32 and y.dtype == np.int64
+        items = (x[..., 0] >= 0).sum(1)
+        assert set(items) == set(range(5, 17)) if T == 16 else (items == T).all()
+        for row, n, label in zip(x, items, y):
+            assert (row[n:] == -1).all() and (row[:n, 1:].sum(1) == 1).all() and (row[:n, 1:].max(1) == 1).all()
+            assert row[max(range(n), key=lambda i: row[i, 0]), 1 + label] == 1
+    x, y = task.batch("16384", 8, rng())
+    assert x.shape == (8, 16384, 11) and abs(x[..., 0].mean() - 0.5) < 0.01
+    x, y = task.batch("train", 4000, rng())
+    assert abs(chi_square(np.bincount(y, minlength=10), np.ones(10) / 10)) < 4
+    logits = torch.eye(10)[torch.from_numpy(y)]
+    logits[:1000] = logits[:1000].roll(1, 1)
+    assert task.score(logits, x, torch.from_numpy(y))["accuracy"][0].mean() == 0.75
+    assert len(task.show(x[0])) == (x[0, :, 0] >= 0).sum()
+    start = time.perf_counter()
+    items = sum(task.batch("train", 1000, rng(i))[0].shape[0] * 16 for i in range(10))
+    assert items / (time.perf_counter() - start) > 3e5  # 1e6 and more where nothing else runs
+    for wrong in (dict(classes=1), dict(block_size=4)):
+        with pytest.raises(ValueError, match="at least"):
+            data.max_retrieval.Task(**wrong)
+
+
+def test_random_search_draws_from_its_ranges():
+    trials = [reproduce.draw_trial(rng(i), peak=3e-2) for i in range(400)]
+    ranges = dict(beta1=(0.8, 0.98), beta2=(0.9, 0.9999), weight_decay=(1e-4, 1), grad_clip=(0.1, 10), learning_rate=(1e-4, 3e-2),
+                  warmup=(1e-3, 0.1), final=(0, 0.1), eta=(0.1, 1), rho=(1, 1e3), kappa=(0.3, 1))
+    assert trials[0].keys() == ranges.keys() and trials[3] == reproduce.draw_trial(rng(3), peak=3e-2)
+    for name, (low, high) in ranges.items():
+        ys = np.array([t[name] for t in trials])
+        assert low <= ys.min() and ys.max() <= high and ys.max() - ys.min() > 0.8 * (high - low), name
+    assert all(t["beta1"] < t["beta2"]**0.5 for t in trials)
+    assert 0.4 < np.mean([t["final"] == 0 for t in trials]) < 0.6
+
+
+@pytest.mark.parametrize("panel, scheme", [(dict(data="set_complement", n=8, block_size=3), "peri"), (dict(data="max_retrieval"), "post"),
+                                           (dict(data="dyck", block_size=12), "peri_init")])
+def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme):
+    """Against torch's AdamW, clip_grad_norm_ and BEMA's recursion; the stacked trials have other clips, decays and rates each."""
+    task, steps = runs.make_task(panel), 25
+    trials = [reproduce.draw_trial(rng(i), 1e-2) for i in range(3)]
+
+    def models():
+        return [torch.manual_seed(i) and reproduce.small_model(task, scheme) for i in range(3)]
+
+    def batch(step):
+        return task.batch("train", 8, rng(step))
+    with sdpa_kernel(SDPBackend.MATH):
+        logits, theta, bema = reproduce.fit(models(), trials, batch, steps)
+    x = torch.from_numpy(task.batch("iid", 4, rng())[0])
+    for i, (model, t) in enumerate(zip(models(), trials)):
+        decays = [n for n, p in model.named_parameters() if p.dim() == 2 and n not in ("E", "wte.weight")]
+        groups = [dict(params=[p for n, p in model.named_parameters() if (n in decays) == yes], weight_decay=t["weight_decay"] * yes)
+                  for yes in (True, False)]
+        optimizer = torch.optim.AdamW(groups, betas=(t["beta1"], t["beta2"]))
+        start = ema = parameters_to_vector(model.parameters()).detach()
+        warmup = max(1, round(t["warmup"] * steps))
+        for step in range(1, steps + 1):
+            a, b = map(torch.from_numpy, batch(step))
+            out = model(a)
+            F.cross_entropy((out[0] if isinstance(out, tuple) else out).flatten(0, -2), b.flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), t["grad_clip"])
+            for group in optimizer.param_groups:
+                group["lr"] = t["learning_rate"] * min(step / warmup, t["final"] + (1 - t["final"]) * (steps - step) / (steps - warmup))
+            optimizer.step()
+            optimizer.zero_grad()
+            beta = (t["rho"] + step)**-t["kappa"]
+            ema = (1 - beta) * ema + beta * parameters_to_vector(model.parameters()).detach()
+        now = parameters_to_vector(model.parameters()).detach()
+        assert (now - start).abs().max() > 1e-3
+        close(theta[i], now, 1e-4)
+        close(bema[i], ema + (t["rho"] + steps)**-t["eta"] * (now - start), 1e-4)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            out = model(x)
+            close(logits(theta, x)[i], out[0] if isinstance(out, tuple) else out, 1e-3)
+
+
+def test_measure_by_length():
+    """Weights that answer with the target itself, with nothing, or with what may not follow: TVD, precision and AUC at every length."""
+    task = runs.make_task(dict(data="set_complement", n=6, block_size=5))
+
+    def answers(_, x):
+        p = task.target(x)
+        return torch.stack((p.log().clamp(min=-50), torch.zeros_like(p), (p == 0).float()))
+    lengths, found = reproduce.measure(task, answers, [0, 0, 0], 20, rng())
+    assert lengths == [[t, t] for t in range(1, 6)]
+    close(torch.from_numpy(found["tvd"][:2]), torch.tensor([[0.0] * 5, [t / 6 for t in range(1, 6)]]), 1e-6)
+    assert (found["precision"][0] > 10).all() and (found["precision"][1] == 0).all() and (found["precision"][2] == -1).all()
+    task = runs.make_task(dict(data="dyck", block_size=70))
+    lengths, found = reproduce.measure(task, lambda _, x: task.target(x)[None].log().clamp(min=-50), [0], 200, rng())
+    assert lengths[0] == [1, 2] and lengths[-1] == [69, 70] and np.abs(found["tvd"]).max() < 1e-6
+    assert np.isnan(found["auc"][0, 0]) and (found["auc"][0, 1:] == 1).all()  # at first the depth is 0, or 1, everywhere
+    task = runs.make_task(dict(data="max_retrieval"))
+
+    def classes(_, x):  # right, and always the first class
+        best = x[torch.arange(len(x)), x[..., 0].argmax(1), 1:]
+        return torch.stack((best, torch.eye(10)[0].expand_as(best)))
+    lengths, found = reproduce.measure(task, classes, [0, 0], 3000, rng(), lengths=[16, 32])
+    assert lengths == [[16, 16], [32, 32]] and (found["accuracy"][0] == 1).all() and np.abs(found["accuracy"][1] - 0.1).max() < 0.03
+
+
+def test_theorem_entry_has_the_specs_numbers():
+    found = reproduce.theorem()
+    for norm, gaps, tvds in (("none", (10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)), ("output", (10, 5.26, 3.48, 14.03), (0.001, 0.029, 0.0))):
+        m = found["models"][norm]
+        assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(gaps)
+        assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvds)
+        assert max(abs(a - b) for a, b in zip(m["formula"], m["precision"])) < (1e-6 if norm == "none" else 1e-3)
+
+
+def test_random_search_from_one_command(repo):
+    """Trials in the JSON with their settings, the table, the picture; a second time nothing is trained again."""
+    driver = """
+import reproduce
+for name, panels in (("postnorm_fig1", reproduce.set_panels(4, (6, 2), (8, 2))), ("postnorm_theorem", reproduce.set_panels(4, (8, 2))),
+                     ("postnorm_fig3", reproduce.dyck_panels(4, (2, 2, 4))), ("postnorm_fig4", reproduce.tomita_panels(4, 4, 12)),
+                     ("postnorm_fig2", {"small": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))})):
+    reproduce.SEARCHES[name]["cpu"] = dict(trials=3, steps=2, panels=panels)
+reproduce.SEARCHES["postnorm_fig7"]["cpu"] = reproduce.SEARCHES["postnorm_fig3"]["cpu"]
+reproduce.theorem.__defaults__ = (8, 10.0, 4)
+if __name__ == "__main__":
+    reproduce.runs.run(reproduce.main)
+"""
+    (repo / "search.py").write_text(driver)
+    out, _ = command(repo, "search.py", "postnorm_fig1", "--trials", 2, "--jobs", 2, "--device", "cpu")
+    assert out.count("step 2 of 2") == 8
+    result = json.loads((repo / "results" / "postnorm_fig1.cpu.json").read_text())
+    assert [p["name"] for p in result["panels"]] == ["n = 6, trained on 2", "n = 8, trained on 2"]
+    for panel in result["panels"]:
+        assert list(panel["schemes"]) == list(model_postnorm.SCHEMES) and panel["lengths"][-1] == [panel["n"] - 1] * 2
+        for found in panel["schemes"].values():
+            assert [t["hyperparameters"] for t in found["trials"]] == [reproduce.draw_trial(rng([1337, i]), 3e-2) for i in range(2)]
+            for t in found["trials"]:
+                assert t["finite"] and t["tvd"]["raw"]["test"] == pytest.approx(t["tvd"]["raw"]["by_length"][panel["n"] // 2 - 1], abs=1e-5)
+    page = (repo / "results" / "README.md").read_text()
+    ys = [t["tvd"]["bema"]["test"] for t in result["panels"][0]["schemes"]["peri"]["trials"]]
+    assert "n = 6, trained on 2, at 3 | peri | 2 | 0 |" in page and f"| {np.median(ys):.4f} |" in page
+    assert (repo / "results" / "postnorm_fig1.cpu.png").exists()
+    out, _ = command(repo, "search.py", "postnorm_fig1", "--trials", 2, "--device", "cpu")
+    assert "step" not in out.split("$ python")[0]
+    for entry, metric in (("fig2", "accuracy"), ("fig3", "tvd"), ("fig7", "auc"), ("fig4", "auc"), ("theorem", "precision")):
+        out, _ = command(repo, "search.py", f"postnorm_{entry}", "--device", "cpu")
+        assert ("step 2 of 2" in out) == (entry != "fig7")  # whose trials are fig3's
+        result = json.loads((repo / "results" / f"postnorm_{entry}.cpu.json").read_text())
+        assert result["metric"] == metric and all(metric in t for p in result["panels"] for f in p["schemes"].values() for t in f["trials"])
+    assert "--seeds is not for postnorm_fig1, which has trials" in complaint(repo, "search.py", "postnorm_fig1", "--seeds", 2)
+    assert "--trials is not for cable_table1, which has seeds" in complaint(repo, "search.py", "cable_table1", "--trials", 2)
+
+
+def test_positions_are_drawn(repo, tmp_path):
+    path = repo / "out" / "dist-dyck" / "eval.json"
+    if not path.exists():
+        test_distributions_from_training_to_eval(repo)
+    for flags in ((), ("--metric", "auc")):
+        out, _ = command(repo, "plot.py", "positions", path, *flags)
+        assert path.with_suffix(".auc.png" if flags else ".tvd.png").exists()
+    assert "has no auc by position, it has tvd" in complaint(
+        repo, "plot.py", "positions", repo / "out" / "dist-set_complement" / "eval.json", "--metric", "auc")
 
 
 @pytest.mark.parametrize("name", ["flipflop", "selective_copy", "counting", "set_complement", "dyck", "tomita"])

@@ -107,6 +107,8 @@ def resolve(argv):
         early = checkpoint["config"] | {k: v for k, v in early.items() if k == "data"}
     module, variant = runs.find_model(early.get("model", TrainConfig.model))
     task = runs.task_class(early.get("data", "stdlib"))
+    if not getattr(task, "tokens", True):
+        runs.fail(f"{early['data']} is numbers, not tokens, and has a model of its own; see python reproduce.py")
     size = early.get("size", next(iter(task.defaults)))
     if size not in task.defaults:
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
