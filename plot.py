@@ -257,7 +257,7 @@ def trials(path, out):
                 top.scatter(where[:len(ys)], ys, s=12, alpha=0.7, edgecolors=color, facecolors=face, lw=0.8)
                 if len(ys):
                     top.plot([s + side - 0.17, s + side + 0.17], [np.median(ys)] * 2, color="black", lw=1.6)
-            known = [t[metric]["raw"] for t in found["trials"] if t[metric]["raw"]["validation"] is not None]
+            known = [t[metric]["raw"] for t in found["trials"] if None not in t[metric]["raw"].values()]
             if known:
                 curves = np.array([t["by_length"] for t in known], float)
                 low.plot(x, np.median(curves, axis=0), color=color, lw=2, label=f"{scheme}, median")
@@ -276,7 +276,7 @@ def trials(path, out):
             low.set_yscale("log")
     axes[0, 0].set_ylabel(METRICS[metric])
     axes[1, 0].set_ylabel(METRICS[metric])
-    axes[1, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    axes[1, -1].legend(*axes[1, 0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
     axes[0, -1].scatter([], [], color="gray", s=12, label="a trial")
     axes[0, -1].scatter([], [], facecolors="none", edgecolors="gray", s=12, label="its BEMA")
     axes[0, -1].plot([], [], color="black", lw=1.6, label="median")

@@ -191,14 +191,14 @@ SEARCHES = {
     "postnorm_fig2": dict(
         about="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
         metric="accuracy", schemes=("none", "pre", "post", "peri"),
-        cpu=dict(trials=8, steps=3000, panels=MAX_PANEL), paper_scale=dict(trials=100, steps=100000, panels=MAX_PANEL),
+        cpu=dict(trials=8, steps=2000, panels=MAX_PANEL), paper_scale=dict(trials=100, steps=100000, panels=MAX_PANEL),
     ),
     "postnorm_fig3": DYCK | dict(
         about="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond the training length", metric="tvd"),
     "postnorm_fig4": dict(
         about="Post-Norm, Figure 4: Tomita languages, ROC AUC of the token that may be illegal, dots beyond the training length",
         metric="auc", schemes=model_postnorm.SCHEMES,
-        cpu=dict(trials=8, steps=1000, panels=tomita_panels(32, 32, 147), note="here trained on 32 tokens and measured to 147"),
+        cpu=dict(trials=8, steps=1000, panels=tomita_panels(16, 32, 147), note="here trained on 32 tokens and measured to 147"),
         paper_scale=dict(trials=100, steps=100000, panels=tomita_panels(64, 100, 460)),
     ),
     "postnorm_fig7": DYCK | dict(
@@ -416,7 +416,7 @@ def search(panel, scheme, n, steps, peak, seed, sequences, path, device, threads
 def best_trial(trials, metric, weights):
     """The trial that is best on the validation sequences; None where every one has diverged."""
     sign = 1 if metric == "tvd" else -1
-    known = [t for t in trials if t[metric][weights]["validation"] is not None]
+    known = [t for t in trials if None not in (t[metric][weights]["validation"], t[metric][weights]["test"])]
     return min(known, key=lambda t: sign * t[metric][weights]["validation"], default=None)
 
 
@@ -427,13 +427,16 @@ def random_search(args, entry, scale, folder):
     todo = [(name, panel, scheme) for name, panel in scale["panels"].items() for scheme in entry["schemes"]]
     calls = [(panel, scheme, n, scale["steps"], entry.get("peak", 1e-2), 1337, sequences,
               folder / f"{name}-{scheme}.json".replace(" ", "").replace(",", "-"), device, threads, name) for name, panel, scheme in todo]
-    with ProcessPoolExecutor(args.jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
-        futures = [pool.submit(search, *call) for call in calls]
-        try:
-            found = [f.result() for f in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    if args.jobs == 1:
+        found = [search(*call) for call in calls]
+    else:
+        with ProcessPoolExecutor(args.jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
+            futures = [pool.submit(search, *call) for call in calls]
+            try:
+                found = [f.result() for f in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
     panels = {}
     for (name, panel, scheme), f in zip(todo, found):
         p = panels.setdefault(name, dict(panel, name=name, lengths=f["lengths"], schemes={}))
@@ -477,16 +480,17 @@ def search_table(result):
             for weights in ("raw", "bema"):
                 known = [y for t in found["trials"] if (y := t[metric][weights]["test"]) is not None]
                 best = best_trial(found["trials"], metric, weights)
-                cells += [f"{statistics.median(known):.4f}", f"{best[metric][weights]['test']:.4f}"] if known else ["-", "-"]
+                cells += [f"{statistics.median(known):.4f}" if known else "-", f"{best[metric][weights]['test']:.4f}" if best else "-"]
             where = f"{a:,}" + f" to {b:,}" * (b > a)
             text.append(f"| {panel['name']}, at {where} | {scheme} | {len(found['trials'])} | "
                         f"{sum(not t['finite'] for t in found['trials'])} | {' | '.join(cells)} |")
     if "theorem" in result:
         t = result["theorem"]
+        lengths = [length for length in (2, 8, 32, t["n"] - 1) if length < t["n"]]
         text += ["", f"Hard-coded models, n = {t['n']}, precision (TVD) at length:", "",
-                 "| norm | 2 | 8 | 32 | 63 | largest difference from the formula |", "|---" * 6 + "|"]
+                 f"| norm | {' | '.join(map(str, lengths))} | largest difference from the formula |", "|---" * (len(lengths) + 2) + "|"]
         for norm, m in t["models"].items():
-            cells = [f"{m['precision'][length - 2]:.2f} ({m['tvd'][length - 2]:.3f})" for length in (2, 8, 32, 63)]
+            cells = [f"{m['precision'][length - 2]:.2f} ({m['tvd'][length - 2]:.3f})" for length in lengths]
             far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
             text.append(f"| {norm} | {' | '.join(cells)} | {far:.1e} |")
     return "\n".join(text)
@@ -623,13 +627,13 @@ def main():
     os.chdir(runs.ROOT)
     folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")
-    try:
-        if fcntl:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        runs.fail(f"another reproduce.py is at work in {folder}; wait for it")
-    result = (random_search if searching else trainings)(args, entry, scale, folder)
+    with open(folder / "lock", "w") as lock:
+        try:
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            runs.fail(f"another reproduce.py is at work in {folder}; wait for it")
+        result = (random_search if searching else trainings)(args, entry, scale, folder)
     command = f"python reproduce.py {args.entry} --scale {args.scale}"
     command += f" --seeds {args.seeds}" * bool(args.seeds) + f" --trials {args.trials}" * bool(args.trials)
     result |= dict(entry=args.entry, about=", ".join(filter(None, (entry["about"], scale.get("note")))), command=command)

@@ -1938,31 +1938,41 @@ def test_measure_by_length():
 
 def test_theorem_entry_has_the_specs_numbers():
     found = reproduce.theorem()
-    for norm, gaps, tvds in (("none", (10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)), ("output", (10, 5.26, 3.48, 14.03), (0.001, 0.029, 0.0))):
+    for norm, gaps, tvds in (("none", (10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)),
+                             ("output", (10, 5.26, 3.48, 14.03), (0.001, 0.029, 0.0))):
         m = found["models"][norm]
         assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(gaps)
         assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvds)
         assert max(abs(a - b) for a, b in zip(m["formula"], m["precision"])) < (1e-6 if norm == "none" else 1e-3)
 
 
-def test_random_search_from_one_command(repo):
+def test_random_search_from_one_command(repo, monkeypatch, capfd):
     """Trials in the JSON with their settings, the table, the picture; a second time nothing is trained again."""
-    driver = """
-import reproduce
-for name, panels in (("postnorm_fig1", reproduce.set_panels(4, (6, 2), (8, 2))), ("postnorm_theorem", reproduce.set_panels(4, (8, 2))),
-                     ("postnorm_fig3", reproduce.dyck_panels(4, (2, 2, 4))), ("postnorm_fig4", reproduce.tomita_panels(4, 4, 12)),
-                     ("postnorm_fig2", {"small": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))})):
-    reproduce.SEARCHES[name]["cpu"] = dict(trials=3, steps=2, panels=panels)
-reproduce.SEARCHES["postnorm_fig7"]["cpu"] = reproduce.SEARCHES["postnorm_fig3"]["cpu"]
-reproduce.theorem.__defaults__ = (8, 10.0, 4)
-if __name__ == "__main__":
-    reproduce.runs.run(reproduce.main)
-"""
-    (repo / "search.py").write_text(driver)
-    out, _ = command(repo, "search.py", "postnorm_fig1", "--trials", 2, "--jobs", 2, "--device", "cpu")
-    assert out.count("step 2 of 2") == 8
+    (repo / "results").mkdir(exist_ok=True)
+    for name, panels in (("postnorm_fig1", reproduce.set_panels(4, (6, 2)) | reproduce.set_panels(4, (8, 2), exact=True)),
+                         ("postnorm_theorem", reproduce.set_panels(4, (8, 2), exact=True)),
+                         ("postnorm_fig3", reproduce.dyck_panels(4, (2, 2, 4))), ("postnorm_fig7", reproduce.dyck_panels(4, (2, 2, 4))),
+                         ("postnorm_fig4", reproduce.tomita_panels(4, 4, 12)),
+                         ("postnorm_fig2", {"small": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))})):
+        monkeypatch.setitem(reproduce.SEARCHES[name], "cpu", dict(trials=3, steps=2, panels=panels))
+    monkeypatch.setattr(reproduce.theorem, "__defaults__", (8, 10.0, 4))
+    monkeypatch.setattr(runs, "ROOT", repo)
+    monkeypatch.chdir(repo)
+
+    def script(*words):
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        return plot.main()
+    monkeypatch.setattr(runs, "script", script)
+
+    def main(*words):
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, words)])
+        with pytest.raises(SystemExit) as e:
+            reproduce.main()
+        out = capfd.readouterr().out
+        return e.value.code or out
+    assert main("postnorm_fig1", "--trials", 2, "--jobs", 2, "--device", "cpu").count("step 2 of 2") == 8
     result = json.loads((repo / "results" / "postnorm_fig1.cpu.json").read_text())
-    assert [p["name"] for p in result["panels"]] == ["n = 6, trained on 2", "n = 8, trained on 2"]
+    assert [p["name"] for p in result["panels"]] == ["n = 6, trained on 2", "n = 8, trained on 2, p* itself"]
     for panel in result["panels"]:
         assert list(panel["schemes"]) == list(model_postnorm.SCHEMES) and panel["lengths"][-1] == [panel["n"] - 1] * 2
         for found in panel["schemes"].values():
@@ -1973,15 +1983,13 @@ if __name__ == "__main__":
     ys = [t["tvd"]["bema"]["test"] for t in result["panels"][0]["schemes"]["peri"]["trials"]]
     assert "n = 6, trained on 2, at 3 | peri | 2 | 0 |" in page and f"| {np.median(ys):.4f} |" in page
     assert (repo / "results" / "postnorm_fig1.cpu.png").exists()
-    out, _ = command(repo, "search.py", "postnorm_fig1", "--trials", 2, "--device", "cpu")
-    assert "step" not in out.split("$ python")[0]
+    assert "step 2" not in main("postnorm_fig1", "--trials", 2, "--device", "cpu")
     for entry, metric in (("fig2", "accuracy"), ("fig3", "tvd"), ("fig7", "auc"), ("fig4", "auc"), ("theorem", "precision")):
-        out, _ = command(repo, "search.py", f"postnorm_{entry}", "--device", "cpu")
-        assert ("step 2 of 2" in out) == (entry != "fig7")  # whose trials are fig3's
+        assert ("step 2 of 2" in main(f"postnorm_{entry}", "--device", "cpu")) == (entry != "fig7")  # whose trials are fig3's
         result = json.loads((repo / "results" / f"postnorm_{entry}.cpu.json").read_text())
         assert result["metric"] == metric and all(metric in t for p in result["panels"] for f in p["schemes"].values() for t in f["trials"])
-    assert "--seeds is not for postnorm_fig1, which has trials" in complaint(repo, "search.py", "postnorm_fig1", "--seeds", 2)
-    assert "--trials is not for cable_table1, which has seeds" in complaint(repo, "search.py", "cable_table1", "--trials", 2)
+    assert "--seeds is not for postnorm_fig1, which has trials" in main("postnorm_fig1", "--seeds", 2)
+    assert "--trials is not for cable_table1, which has seeds" in main("cable_table1", "--trials", 2)
 
 
 def test_positions_are_drawn(repo, tmp_path):
