@@ -7,14 +7,19 @@ the attention functions, each beside that function itself.
     python bench.py decode --context 4096      one cached token after a long context: ms, and the ratio to nope
     python bench.py generate --length 2048     a whole text with and without the cache
     python bench.py memory --length 16384      peak memory of eval.py on one long window
-    python bench.py attention --length 4096    every method's attention alone, and CoPE as in its paper's listing
+    python bench.py attention                  every method's attention alone: plain, compiled, as FlexAttention, by kernel, as in its paper
+    python bench.py kernels                    registers, spilled bytes and shared memory of every kernel, with no GPU
 
 Ratios come from one run in which the models take turns, so that a noisy machine disturbs all alike; each number
 is the median of --repeats. Writes results/bench.<device>.json.
 """
+import functools
+import importlib.util
 import json
 import math
 import multiprocessing
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +29,7 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import runs
 from data.text import Task
@@ -33,6 +39,8 @@ from model_cope import cope_attention
 from model_diff import diff_attention
 from model_fox import fox_attention
 from model_tra import tra_attention
+
+WAYS = ("plain", "kernel", "compiled", "flex", "listing")
 
 
 def clock(device, f):
@@ -153,68 +161,191 @@ def listing_attention(q, k, v, pos_emb):
     return (s + w * z.gather(-1, high) + (1 - w) * z.gather(-1, low)).softmax(-1) @ v
 
 
-def attentions(length, device):
-    """{name: f} at B1 H8 d64. CoPE's work depends on how soon the counts reach P - 1: gates of 0.5 on average, and of 0.03."""
+def flex(T, device, bias):
+    """FlexAttention, torch's compiler of biases: bias(b, h, i, j) is added to the logits. Not for CoPE and TRA, which sum over keys."""
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=device)
+    return lambda q, k, v, *_: compiled(q, k, v, score_mod=lambda s, b, h, i, j: s + bias(b, h, i, j), block_mask=mask)
+
+
+def kernel_of(f, q):
+    """The Triton kernel that equals f, or None where there is none or it does not run."""
+    try:
+        import kernels
+    except ImportError:
+        return None
+    return getattr(kernels, getattr(f, "__name__", ""), None) if kernels.usable(q) else None
+
+
+def cases(T, device, dtype):
+    """
+    {"method: how": (f, its inputs)}, at B1 H8 d64 on the CPU and B4 H12 d64 on a GPU. CoPE's work depends on how soon the counts
+    reach P - 1: gates of 0.5 on average, and of 0.03. TRA's depends on the decay, of 0.5 and 0.99 a survivor.
+    """
     torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 8, length, 64, device=device)
+    B, H, d = (4, 12, 64) if device.type == "cuda" else (1, 8, 64)
+    q, k, v = torch.randn(3, B, H, T, d, device=device).to(dtype)
     far_q, far_k = q.clone(), k.clone()
     far_q[..., 0], far_k[..., 0] = 7.0, -4.0  # q . k / 8 is 3.5 lower
-    pos_emb = 0.1 * torch.randn(64, 64, device=device)
-    z = torch.randn(1, 8, length, device=device)
-    S, log_f = F.softplus(z).cumsum(-1), F.logsigmoid(z)
-    return {"sdpa": lambda: plain_attention(q, k, v), "cable": lambda: cable_attention(q, k, v, S, F.softplus(z)),
-            "fox": lambda: fox_attention(q, k, v, log_f.cumsum(-1)), "diff": lambda: diff_attention(q, k, v, 0.5),
-            "tra": lambda: tra_attention(q, k, v, log_f), "cope, gates 0.5": lambda: cope_attention(q, k, v, pos_emb),
-            "cope, gates 0.03": lambda: cope_attention(far_q, far_k, v, pos_emb),
-            "cope, listing": lambda: listing_attention(q, k, v, pos_emb)}
+    pos_emb = 0.1 * torch.randn(d, 64, device=device)
+    z = torch.randn(B, H, T, device=device)
+    S, log_f, g = F.softplus(z).cumsum(-1), F.logsigmoid(z).cumsum(-1), F.softplus(z)
+    found = {"sdpa": (plain_attention, (q, k, v)), "cable": (cable_attention, (q, k, v, S, g)), "fox": (fox_attention, (q, k, v, log_f)),
+             "diff": (functools.partial(diff_attention, lam=0.5), (q, k, v)),
+             "tra, decay 0.5": (tra_attention, (q, k, v, torch.full_like(z, math.log(0.5)))),
+             "tra, decay 0.99": (tra_attention, (q, k, v, torch.full_like(z, math.log(0.99)))),
+             "cope, gates 0.5": (cope_attention, (q, k, v, pos_emb)), "cope, gates 0.03": (cope_attention, (far_q, far_k, v, pos_emb))}
+    for name, (f, inputs) in list(found.items()):
+        if name == "sdpa":
+            continue
+        found[f"{name}: compiled"] = torch.compile(f, dynamic=False), inputs
+        if kernel_of(f, q):
+            found[f"{name}: kernel"] = kernel_of(f, q), inputs
+    found["cable: flex"] = flex(T, device, lambda b, h, i, j: -g[b, h, i] * (S[b, h, i] - S[b, h, j])), (q, k, v)
+    found["fox: flex"] = flex(T, device, lambda b, h, i, j: log_f[b, h, i] - log_f[b, h, j]), (q, k, v)
+    found["cope, gates 0.5: listing"] = listing_attention, (q, k, v, pos_emb.to(dtype))
+    return found
 
 
-def extra_memory(name, length, threads):
-    """Peak resident memory of one call in a process of its own, less that of its inputs, in GB."""
-    torch.set_num_threads(threads)
-    with torch.no_grad():
-        f, before = attentions(length, "cpu")[name], runs.peak_memory(torch.device("cpu"))
-        f()
-    return runs.peak_memory(torch.device("cpu")) - before
+def call(f, inputs, backward):
+    """-> what to time: forward alone without gradients, or forward and backward to every input."""
+    if not backward:
+        return torch.no_grad()(lambda: f(*inputs))
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    return lambda: torch.autograd.grad(f(*inputs).sum(), inputs)
 
 
-@torch.no_grad()
+def extra_memory(name, T, device, dtype, backward, threads):
+    """Peak memory of one call beyond its inputs, in GB. On the CPU this is resident memory, and wants a process of its own."""
+    step = call(*cases(T, device, dtype)[name], backward)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) / 1e9
+    else:
+        torch.set_num_threads(threads)
+        before = runs.peak_memory(device)
+    step()
+    return runs.peak_memory(device) - before
+
+
 def attention(args):
-    """Forward alone. The paper's listing is left out above 4,096 tokens, where its matrices fill the memory."""
-    steps = attentions(args.length, args.device)
-    if args.length > 4096:
-        del steps["cope, listing"]
-    seconds = turns(args.device, steps, args.repeats, warmup=1)
-    rows = {name: dict(ms=1000 * t, times_sdpa=t / seconds["sdpa"], of_cope=t / seconds["cope, gates 0.5"]) for name, t in seconds.items()}
-    if args.device.type == "cpu" and runs.peak_memory(args.device):
-        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-            for name, row in rows.items():
-                row["extra_GB"] = pool.apply(extra_memory, (name, args.length, torch.get_num_threads()))
-    return rows
+    """Forward alone, and forward and backward, by length. A way that fails (no compiler, memory or backward) has its reason instead."""
+    found, dtype = {}, getattr(torch, args.dtype)
+    for T in args.lengths or ([1024, 4096] if args.device.type == "cpu" else [1024, 2048, 4096, 8192, 16384, 65536]):
+        rows = found[T] = {}
+        for backward in (False, True):
+            if backward and T > 16384:
+                continue
+            key, steps = "both" if backward else "forward", {}
+            for name, (f, inputs) in cases(T, args.device, dtype).items():
+                way = name.partition(": ")[2] or "plain"
+                if (way not in args.ways and name != "sdpa") or (way == "listing" and T > 4096):
+                    continue
+                step = call(f, inputs, backward)
+                try:
+                    step()
+                    steps[name] = step
+                except Exception as e:  # whatever another library says
+                    rows.setdefault(name, {})[f"{key}_failed"] = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
+                    torch.cuda.empty_cache()
+            for name, t in turns(args.device, steps, args.repeats, warmup=1).items():
+                rows.setdefault(name, {}).update({f"{key}_ms": 1000 * t})
+            for name in steps:
+                rows[name][f"{key}_of_sdpa"] = rows[name][f"{key}_ms"] / rows["sdpa"][f"{key}_ms"]
+                if ": compiled" in name or ": flex" in name or not runs.peak_memory(args.device):
+                    continue  # the compiler's own memory would be counted too
+                what = (name, T, args.device, dtype, backward, torch.get_num_threads())
+                if args.device.type == "cpu":
+                    with multiprocessing.get_context("spawn").Pool(1) as pool:
+                        rows[name][f"{key}_GB"] = pool.apply(extra_memory, what)
+                else:
+                    rows[name][f"{key}_GB"] = extra_memory(*what)
+        print(f"  T = {T:,}: {len(rows)} ways", flush=True)
+    return found
+
+
+def kernel_report(fn, constants, target, dtype="bf16"):
+    """Registers, spilled bytes and shared memory of one Triton function with these tiles and switches, by the ptxas that Triton brings."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    kinds = dict.fromkeys("q k v gk z o do dq dk dv dgk Q K V Out dOut dQ dK dV".split(), dtype)
+    kinds |= dict(limit="i32", first="i32", start="i64", last="i64")  # all else are float32
+    numbers = ("H", "Tq", "Tk", "qb", "qh", "qt", "kb", "kh", "kt", "vb", "vh", "vt")
+    signature = {a: "constexpr" if a in constants else "i32" if a in numbers else "fp32" if a == "scale" else "*" + kinds.get(a, "fp32")
+                 for a in fn.arg_names}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, a in enumerate(fn.arg_names) if signature[a][0] == "*" or a[1:] in ("b", "h", "t")}
+    source = ASTSource(fn, signature, {(n,): constants[a] for n, a in enumerate(fn.arg_names) if a in constants}, aligned)
+    options = {k: constants[k] for k in ("num_warps", "num_stages")}
+    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f:
+        f.write(compiled.asm["ptx"])
+        f.flush()
+        for name in ("ptxas", "ptxas-blackwell"):  # the one that knows this version of PTX
+            command = [str(Path(triton.__file__).parent / "backends/nvidia/bin" / name), "-v",
+                       f"--gpu-name=sm_{target}{'a' * (target == 90)}", f.name, "-o", os.devnull]
+            said = subprocess.run(command, capture_output=True, text=True)
+            if not said.returncode:
+                break
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said.stderr)
+    return dict(registers=int(re.search(r"Used (\d+) registers", said.stderr)[1]), spill_stores=int(spills[1]), spill_loads=int(spills[2]),
+                shared_bytes=compiled.metadata.shared)
+
+
+def kernel_jobs(d):
+    """-> (name, Triton function, its tiles and switches) of every kernel as it runs for bfloat16 heads of size d."""
+    from kernels import cope, separable, tra
+    q = torch.empty(1, 1, 1, d, dtype=torch.bfloat16)
+    for log in (False, True):
+        tiles = separable.tiles(d, q.dtype, log)
+        for fn, (BM, BN, warps, stages) in zip((separable.forward_kernel, separable.row_kernel, separable.column_kernel), tiles):
+            C = 1 << (d - 1).bit_length()
+            yield f"separable {fn.__name__}{' log' * log}", fn, dict(D=d, C=C, BM=BM, BN=BN, LOG=log, num_warps=warps, num_stages=stages)
+    for fn in (cope.prepare, cope.forward, cope.backward_rows, cope.backward_columns):
+        for kind, sep in (("band", False), ("band", True), ("tail", False)):
+            if fn is cope.prepare and (kind, sep) != ("band", False):
+                continue
+            tiles = cope.tiles(q, "tail_columns" if fn is cope.backward_columns and kind == "tail" else kind)
+            yield f"cope {fn.__name__} {kind}{' sep' * sep}", fn, dict(P=64, SEP=sep, BAND=kind == "band", **tiles)
+    for fn in (tra.forward, tra.backward_rows, tra.backward_columns):
+        yield f"tra {fn.__name__}", fn, tra.tiles(q)
+
+
+def kernels(args):
+    """Every kernel in bfloat16, for head sizes 64 and 128, compiled for an A100 and an H100. No GPU is needed."""
+    if not importlib.util.find_spec("triton"):
+        runs.fail("there is no Triton here: pip install triton")
+    return {f"{name}, d {d}, sm_{target}": kernel_report(fn, constants, target)
+            for target in (80, 90) for d in (64, 128) for name, fn, constants in kernel_jobs(d)}
 
 
 def main():
     parser = runs.make_parser(__doc__)
-    kinds = dict(attention=attention, train=train, decode=decode, generate=generate, memory=memory)
+    kinds = dict(attention=attention, train=train, decode=decode, generate=generate, memory=memory, kernels=kernels)
     parser.add_argument("kinds", nargs="*", help=f"which: {' '.join(kinds)}; default: all")
     parser.add_argument("--models", nargs="+", default=list(runs.models()), help="default: every model there is")
     parser.add_argument("--size", default="nano", help="nano tiny small medium (default: nano)")
     parser.add_argument("--context", type=int, default=4096, help="decode: tokens in the cache (default: 4096)")
-    parser.add_argument("--length", type=int, default=0, help="tokens: attention (default: 4096), generate (2048), memory (16384)")
+    parser.add_argument("--length", type=int, default=0, help="tokens: generate (default: 2048), memory (16384)")
+    parser.add_argument("--lengths", type=int, nargs="+", help="attention: tokens (default: 1024 4096, on a GPU to 65536)")
+    parser.add_argument("--ways", nargs="+", default=[], help=f"attention: which of {' '.join(WAYS)}; default: all, on the CPU plain and "
+                                                              "listing, as compiling takes minutes there")
     parser.add_argument("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
     parser.add_argument("--out", help="where to write the JSON (default: results/bench.<device>.json)")
     args = runs.parse(parser)
-    for given, known in ((args.kinds, kinds), (args.models, runs.models()), ([args.size], Task.defaults)):
+    for given, known in ((args.kinds, kinds), (args.models, runs.models()), ([args.size], Task.defaults), (args.ways, WAYS)):
         for word in given:
             if word not in known:
                 runs.fail(f"unknown {word!r}: {runs.nearest(word, known)}")
-    if args.length < 0 or args.context < 1 or args.repeats < 1:
-        runs.fail("--length must be 0 (the default) or more, --context and --repeats at least 1")
+    if args.length < 0 or min(args.context, args.repeats, *(args.lengths or [1])) < 1:
+        runs.fail("--length must be 0 (the default) or more, --lengths, --context and --repeats at least 1")
     args.models = ["nope", *(m for m in args.models if m != "nope")]  # what the others are measured by
     args.device = runs.pick_device(args.device)
     args.autocast, dtype = runs.autocast(args.device, args.dtype)
+    args.dtype = dtype.split()[0]
+    args.ways = args.ways or (["plain", "listing"] if args.device.type == "cpu" else WAYS)
     args.vocab_size = 257 if args.size == "nano" else 50304
     print(f"{args.size} on {args.device}, {dtype}, {torch.get_num_threads()} threads")
     result = dict(command=" ".join(["python bench.py", *sys.argv[1:]]), environment=runs.environment(), size=args.size, dtype=dtype)
@@ -222,13 +353,17 @@ def main():
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
     for kind in args.kinds or kinds:
-        args.length = length or dict(generate=2048, memory=16384, attention=4096).get(kind)
-        result[kind] = kinds[kind](args)
+        args.length = length or dict(generate=2048, memory=16384).get(kind)
+        result[kind] = found = kinds[kind](args)
         print(f"\n{kind}")
-        for name, row in result[kind].items():
-            print(f"  {name:20}" + "".join(f"{k} {v:<12.4g}" for k, v in row.items()), flush=True)
+        rows = {f"{T:,} {name}": row for T, rows in found.items() for name, row in rows.items()} if kind == "attention" else found
+        for name, row in rows.items():
+            cells = (f"{k} {v:<10.4g}" if isinstance(v, (int, float)) else f"{k}: {v} " for k, v in row.items())
+            print(f"  {name:{max(map(len, rows)) + 2}}" + "".join(cells), flush=True)
         runs.write_json(out, result)
     print(f"\nwrote {out}")
+    if "attention" in result:
+        sys.exit(runs.script("plot.py", "attention", out))
 
 
 if __name__ == "__main__":

@@ -214,11 +214,14 @@ def main():
     parser.add_argument("--bema", action="store_true", help="score the BEMA weights of runs trained with --bema")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
+    parser.add_argument("--kernel", default="auto", help="Triton attention: auto (on cuda, where there is one), off (default: auto)")
     args = runs.parse(parser)
     device = runs.pick_device(args.device)
     context, dtype = runs.autocast(device, args.dtype)
     paths = [runs.find_checkpoint(p) for p in args.checkpoints or [None]]
     loaded = [runs.load_run(p, device, args.bema) for p in paths]
+    for said in dict.fromkeys(runs.use_kernel(args.kernel, model, device, dtype) for model, *_ in loaded):
+        print(said)
 
     for path, (_, config, _) in zip(paths, loaded):
         kinds = {d: hasattr(runs.task_class(d), "score") for d in (config["data"], args.data or config["data"])}

@@ -23,6 +23,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+try:
+    from kernels import cable_attention as fused
+    from kernels import usable
+except ImportError:  # no Triton, or this file alone
+    fused = None
+
 ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
@@ -105,6 +111,7 @@ class CausalSelfAttention(nn.Module):
         self.log_kernel, self.causal = config.log_kernel, config.causal
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.fused = fused if config.causal else None
 
     def forward(self, x, cache):
         B, T, C = x.shape
@@ -117,7 +124,8 @@ class CausalSelfAttention(nn.Module):
             if cache.t:  # go on from the last sum, never sum again
                 S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
             k, v, S = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("S", S)))
-        y = cable_attention(q, k, v, S, g, self.log_kernel, self.causal)
+        attend = self.fused if self.fused and usable(q) else cable_attention
+        y = attend(q, k, v, S, g, self.log_kernel, self.causal)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

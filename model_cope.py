@@ -24,6 +24,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+try:
+    from kernels import cope_attention as fused
+    from kernels import usable
+except ImportError:  # no Triton, or this file alone
+    fused = None
+
 ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
@@ -174,6 +180,7 @@ class CausalSelfAttention(nn.Module):
         self.gates, self.P, self.plus = config.gates, config.P, config.plus
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.fused = fused if config.position == "embedding" and config.plus == "none" else None
 
     def forward(self, x, cache, position, pos):
         B, T, C = x.shape
@@ -189,8 +196,11 @@ class CausalSelfAttention(nn.Module):
             if gate_keys is not None:
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
         gate_keys = v if self.gates == "val" else gate_keys
-        y = counting_attention(q, k, v, gate_keys, self.P, lambda here, p: position.bias(plain[:, :, here], p),
-                               (lambda here, i, j: position.relative(q[:, :, here], i, j)) if self.plus == "relative" else None)
+        if self.fused and usable(q):
+            y = self.fused(q, k, v, position.pos_emb, gate_keys)
+        else:
+            y = counting_attention(q, k, v, gate_keys, self.P, lambda here, p: position.bias(plain[:, :, here], p),
+                                   (lambda here, i, j: position.relative(q[:, :, here], i, j)) if self.plus == "relative" else None)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

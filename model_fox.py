@@ -20,6 +20,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+try:
+    from kernels import fox_attention as fused
+    from kernels import usable
+except ImportError:  # no Triton, or this file alone
+    fused = None
+
 ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
@@ -88,6 +94,7 @@ class CausalSelfAttention(nn.Module):
         self.w_f = nn.Linear(config.n_embd, config.n_head)  # forget gates: from the whole width, not a head's slice
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.fused = fused
 
     def forward(self, x, cache):
         B, T, C = x.shape
@@ -99,7 +106,8 @@ class CausalSelfAttention(nn.Module):
             if cache.t:  # go on from the last sum, never sum again
                 F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
             k, v, F_ = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("F", F_)))
-        y = fox_attention(q, k, v, F_)
+        attend = self.fused if self.fused and usable(q) else fox_attention
+        y = attend(q, k, v, F_)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

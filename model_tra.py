@@ -23,6 +23,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+try:
+    from kernels import tra_attention as fused
+    from kernels import usable
+except ImportError:  # no Triton, or this file alone
+    fused = None
+
 ROWS = 64  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
@@ -89,6 +95,7 @@ class CausalSelfAttention(nn.Module):
         self.w_f = nn.Linear(config.n_embd, config.n_head)  # decay: from the whole width, not a head's slice
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.fused = fused
 
     def forward(self, x, cache):
         B, T, C = x.shape
@@ -98,7 +105,8 @@ class CausalSelfAttention(nn.Module):
         log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
         if cache is not None:  # the counts start at the query: nothing else to remember
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = tra_attention(q, k, v, log_decay)
+        attend = self.fused if self.fused and usable(q) else tra_attention
+        y = attend(q, k, v, log_decay)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

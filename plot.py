@@ -5,6 +5,7 @@ Draw what a run left behind, and what a model does.
     python plot.py scores out/tra-flipflop-nano/eval.json     a synthetic task's scores by split (from eval.py)
     python plot.py positions out/postnorm-dyck-nano/eval.json a task's total variation distance or AUC by position (from eval.py)
     python plot.py trials results/postnorm_fig1.cpu.json      a random search: every trial, and the metric by length (from reproduce.py)
+    python plot.py attention results/bench.attention.cpu.json  the attention functions' time by length (from bench.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*    learning curves (from log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*       a task's scores by training step (from log.jsonl, or a results/*.json)
     python plot.py maps out/tra-flipflop-nano --split sparse  attention, steps, distance and position by head, on one sequence
@@ -40,7 +41,7 @@ def read(path, parse):
     except OSError as e:
         runs.fail(f"could not read {path}: {e.strerror}")
     except (ValueError, KeyError, TypeError, IndexError):
-        runs.fail(f"{path} is not a file that eval.py wrote for this kind of figure")
+        runs.fail(f"{path} is not a file that eval.py, reproduce.py or bench.py wrote for this kind of figure")
 
 
 def style(n):
@@ -214,7 +215,7 @@ def positions(path, out, metric=None):
     """eval.py's JSON of a task whose right answer is a distribution -> TVD or AUC by position, one panel per split."""
     def parse(path):
         rows = json.loads(path.read_text())["runs"]
-        return rows, [m for m in ("tvd", "auc") if all(m in r for r in rows)], grouped(rows)
+        return rows, [m for m in ("tvd", "auc") if rows and all(m in r for r in rows)], grouped(rows)
     rows, known, groups = read(path, parse)
     if not known or (metric and metric not in known):
         runs.fail(f"{path} has no {metric or 'tvd or auc'} by position" + f", it has {', '.join(known)}" * bool(known))
@@ -308,6 +309,35 @@ def theorem(data, out):
     for ax in (left, right):
         ax.legend(fontsize=7)
     finish(fig, out)
+
+
+def attention(path, out):
+    """bench.py's JSON -> time beside scaled_dot_product_attention's in the same run, by length: forward, and forward with backward."""
+    def parse(path):
+        found = json.loads(path.read_text())
+        return {int(T): rows for T, rows in found["attention"].items()}, found["environment"]["gpu"] or found["environment"]["cpu"]
+    found, where = read(path, parse)
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
+    methods = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    ways = dict(plain="-", kernel=(0, (1, 0.6)), compiled="--", flex=":", listing="-.")
+    kinds = [k for k in ("forward", "both") if any(f"{k}_of_sdpa" in row for rows in found.values() for row in rows.values())]
+    fig, axes = plt.subplots(1, len(kinds), figsize=(4.6 * len(kinds) + 2, 4.2), sharey=True, squeeze=False)
+    for ax, kind in zip(axes[0], kinds):
+        for name in names:
+            method, _, way = name.partition(": ")
+            points = [(T, rows[name][f"{kind}_of_sdpa"]) for T, rows in sorted(found.items()) if f"{kind}_of_sdpa" in rows.get(name, {})]
+            if points:
+                color = plt.cm.tab10(methods.index(method) % 10)
+                ax.plot(*zip(*points), color=color, ls=ways[way or "plain"], marker="o", ms=4, label=name)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        ax.set_xticks(list(found), [f"{T:,}" for T in found])
+        ax.set(xlabel="length (tokens)", title=dict(forward="forward", both="forward and backward")[kind])
+    axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    fig.suptitle(where, fontsize=10)
+    finish(fig, out or Path(path).with_suffix(".png"))
 
 
 # -----------------------------------------------------------------------------
@@ -484,6 +514,8 @@ def main():
     p.add_argument("--metric", help="tvd or auc; default: what there is")
     p = kinds.add_parser("trials", help="a random search: every trial, and the metric by length")
     p.add_argument("json", help="written by reproduce.py")
+    p = kinds.add_parser("attention", help="the attention functions' time by length")
+    p.add_argument("json", help="written by bench.py attention")
     p = kinds.add_parser("curves", help="learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
     p = kinds.add_parser("errors", help="a synthetic task's scores by training step")
@@ -511,6 +543,8 @@ def main():
         scores(args.json, args.out, args.metric)
     elif args.kind == "positions":
         positions(args.json, args.out, args.metric)
+    elif args.kind == "attention":
+        attention(args.json, args.out)
     elif args.kind == "trials":
         trials(args.json, args.out)
     elif args.kind == "curves":

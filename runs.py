@@ -181,6 +181,22 @@ def autocast(device, dtype):
     return context, f"{dtype} ({why})"
 
 
+def use_kernel(choice, model, device, dtype):
+    """--kernel auto or off, for this process -> which attention the model runs with, and why, to be printed."""
+    if choice not in ("auto", "off"):
+        fail(f"unknown kernel {choice!r}: {nearest(choice, ['auto', 'off'])}")
+    try:
+        import kernels
+    except ImportError:
+        return "attention in plain PyTorch (no Triton)"
+    kernels.enabled = choice == "auto"
+    if not any(getattr(m, "fused", None) for m in model.modules()):
+        return "attention in plain PyTorch (this model has no kernel)"
+    q = torch.empty(1, 1, 2, model.config.n_embd // model.config.n_head, device=device, dtype=getattr(torch, dtype.split()[0]))
+    why = kernels.why_not(q)
+    return f"attention in plain PyTorch ({why})" if why else "attention by Triton kernel"
+
+
 def peak_memory(device):
     """The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else resident; None if unknown."""
     if device.type == "cuda":

@@ -58,6 +58,7 @@ def main():
     parser.add_argument("--bema", action="store_true", help="the BEMA weights of a run trained with --bema")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 (default: auto)")
+    parser.add_argument("--kernel", default="auto", help="Triton attention: auto (on cuda, where there is one), off (default: auto)")
     args = runs.parse(parser)
     if args.max_new_tokens < 1 or args.num_samples < 1 or not 0 <= args.temperature < float("inf") or args.top_k < 0:
         runs.fail("--max_new_tokens and --num_samples must be at least 1, --temperature and --top_k 0 or more")
@@ -86,8 +87,9 @@ def main():
         ids = [encoding.eot_token] if prompt is None else encode(encoding, [prompt])[0].tolist()[1:]
     except ValueError as e:  # the tokenizer cannot be had, or cannot take these bytes
         runs.fail(e)
+    kernel = runs.use_kernel(args.kernel, model, device, dtype)
     print(f"{path}: {config['model']} trained on windows of {config['block_size']} tokens for {checkpoint['iter']} iters; "
-          f"{device}, {dtype}; prompt of {len(ids):,} tokens", file=sys.stderr, flush=True)
+          f"{device}, {dtype}, {kernel}; prompt of {len(ids):,} tokens", file=sys.stderr, flush=True)
 
     for i in range(args.num_samples):
         if args.num_samples > 1:

@@ -57,6 +57,11 @@ from model_diff import diff_attention
 from model_fox import fox_attention
 from model_tra import tra_attention
 
+try:
+    import kernels
+except ImportError:  # no Triton
+    kernels = None
+
 torch.set_num_threads(2)
 ROOT = Path(__file__).resolve().parent
 MODEL_FILES = sorted(ROOT.glob("model_*.py"))
@@ -974,7 +979,7 @@ def test_scripts_do_not_import_each_other():
 @pytest.fixture(scope="session")
 def repo(tmp_path_factory):
     copy = tmp_path_factory.mktemp("repo")
-    for pattern in ("*.py", "data/*.py"):
+    for pattern in ("*.py", "data/*.py", "kernels/*.py"):
         for path in ROOT.glob(pattern):
             (copy / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
             shutil.copy(path, copy / path.relative_to(ROOT))
@@ -1296,7 +1301,11 @@ def test_bad_requests(repo, trained, monkeypatch):
          trained / "rope", "--data", "counting"),
         ("learned positions end at block_size=16", "plot.py", "maps", trained / "learned"),
         ("--split is for synthetic tasks", "plot.py", "maps", trained / "cable", "--split", "val"),
-        ("--length must be 0", "bench.py", "attention", "--length", -5),
+        ("--length must be 0", "bench.py", "generate", "--length", -5),
+        ("unknown 'compield': did you mean compiled?", "bench.py", "attention", "--ways", "compield"),
+        ("unknown kernel 'on': choose from auto, off", "eval.py", trained / "cable", "--kernel", "on"),
+        ("has no tvd or auc by position", "plot.py", "positions", "odd.json"),
+        ("is not a file that eval.py", "plot.py", "trials", "odd.json"),
         ("--tokens is for text; flipflop has --sequences", "eval.py", trained / "rope", "--tokens", 100),
         ("block_size=7 must be even", "eval.py", trained / "rope", "--lengths", 7),
         ("was trained on flipflop, which has no text to write", "sample.py", trained / "rope"),
@@ -2156,12 +2165,251 @@ def test_bench_measures_what_it_says(repo):
     assert result["train"]["cable"]["of_nope"] == pytest.approx(
         result["train"]["cable"]["tok_s"] / result["train"]["nope"]["tok_s"], rel=1e-3)
     assert result["decode"]["cable"]["ms"] > 0
-    command(repo, "bench.py", "attention", "--length", 70, "--repeats", 1, "--device", "cpu", "--out", "a.json")
-    rows = json.loads((repo / "a.json").read_text())["attention"]
-    assert rows["sdpa"]["times_sdpa"] == rows["cope, gates 0.5"]["of_cope"] == 1 and {"tra", "cope, listing"} <= rows.keys()
+    command(repo, "bench.py", "attention", "--lengths", 70, "--ways", "listing", "--repeats", 1, "--device", "cpu",
+            "--out", "a.json")
+    rows = json.loads((repo / "a.json").read_text())["attention"]["70"]
+    assert rows["sdpa"]["forward_of_sdpa"] == rows["sdpa"]["both_of_sdpa"] == 1 and (repo / "a.png").exists()
+    assert rows["cope, gates 0.5: listing"]["both_ms"] > 0 and rows["cope, gates 0.5: listing"]["forward_GB"] >= 0
+    names = {name.partition(": ")[0] for name in bench.cases(40, torch.device("cpu"), torch.float32)}
+    assert names == {"sdpa", "cable", "fox", "diff", *(f"tra, decay {x}" for x in (0.5, 0.99)), *(f"cope, gates {x}" for x in (0.5, 0.03))}
 
 
 def test_the_listing_is_cope():
     q, k, v = random_qkv(d=6)
     e = torch.randn(6, 9, dtype=torch.float64)
     close(bench.listing_attention(q, k, v, e), cope_attention(q, k, v, e), 1e-12)
+
+
+# -----------------------------------------------------------------------------
+# kernels: in Triton's interpreter, which must be asked for before Triton is imported, and compiled with no GPU
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not (kernels and INTERPRET), reason="needs Triton and TRITON_INTERPRET=1")
+needs_triton = pytest.mark.skipif(not kernels, reason="needs Triton")
+
+
+@needs_triton
+@pytest.mark.skipif(INTERPRET, reason="these are those")
+def test_kernels_equal_the_plain_functions():
+    """Runs every test named test_interpreted_... in a process of its own."""
+    env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted"], env=env,
+                          capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0 and "skipped" not in done.stdout and re.search(r"\b[3-9]\d passed", done.stdout), done.stdout
+
+
+def heads(B, H, T, d):
+    return torch.randn(B, T, H, d).transpose(1, 2)  # a view, as models have it
+
+
+def gradients(f, inputs, dy):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    y = f(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def same_as_plain(fused, plain, inputs, tolerance=1e-5):
+    """Output and every gradient against the plain function in float64, at the inputs as they are rounded; relative where large."""
+    dy = torch.randn(inputs[0].shape).to(inputs[0].dtype)
+    got = gradients(fused, inputs, dy)
+    for a, b in zip(got, gradients(plain, [x.double() for x in inputs], dy.double())):
+        assert a.shape == b.shape and a.isfinite().all()
+        assert (a - b).abs().max() < tolerance * b.abs().max().clamp(min=1)
+
+
+def steps_of(B, H, T, scale=1.0):
+    """Steps, some of them 0, whose sums are exact: float32 and float64 then ask the same question."""
+    return (13 * scale * torch.randn(B, H, T)).round() / 64
+
+
+@interpreted
+@pytest.mark.parametrize("Tq, Tk, d, weight, log_kernel", [
+    (1, 1, 16, True, False), (7, 7, 64, False, False), (65, 65, 24, True, True), (130, 130, 64, True, False), (257, 257, 64, True, False),
+    (2, 70, 80, True, False), (33, 130, 64, True, False), (70, 150, 16, False, True), (100, 100, 128, True, True)])
+def test_interpreted_cable(Tq, Tk, d, weight, log_kernel):
+    """The gradient is taken to the steps: where two sums are equal, the plain function's |S_i - S_j| has none."""
+    torch.manual_seed(0)
+
+    def through(f):
+        return lambda q, k, v, step, *g: f(q, k, v, step.relu().cumsum(-1), *g, log_kernel=log_kernel)
+    inputs = [heads(1, 2, Tq, d), heads(1, 2, Tk, d), heads(1, 2, Tk, d), steps_of(1, 2, Tk)]
+    same_as_plain(through(kernels.cable_attention), through(cable_attention), inputs + [F.softplus(torch.randn(1, 2, Tq))] * weight)
+
+
+@interpreted
+@pytest.mark.parametrize("scale", [0, 1e-3, 30])
+def test_interpreted_no_steps_and_huge_steps(scale):
+    torch.manual_seed(0)
+    S = (steps_of(1, 2, 130).abs() * scale).cumsum(-1)
+    inputs = [*(heads(1, 2, 130, 16) for _ in range(3)), S, F.softplus(torch.randn(1, 2, 130))]
+    same_as_plain(kernels.cable_attention, cable_attention, inputs, 1e-5 * max(1, scale))  # dg is a sum of S_i - S_j
+
+
+@interpreted
+@pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
+def test_interpreted_fox(Tq, Tk):
+    torch.manual_seed(0)
+
+    def through(f):
+        return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
+    inputs = [heads(2, 1, T, 32) for T in (Tq, Tk, Tk)] + [torch.randn(2, 1, Tk)]
+    same_as_plain(through(kernels.fox_attention), through(fox_attention), inputs)
+
+
+@interpreted
+def test_interpreted_alibi_is_cable_with_equal_steps():
+    torch.manual_seed(0)
+    alibi = model_baseline.ALiBi(model_baseline.GPTConfig(n_head=2))
+    S, g = torch.arange(70.0).expand(1, 2, 70), alibi.m[None, :, None].expand(1, 2, 70)
+    same_as_plain(lambda *qkv: kernels.cable_attention(*qkv, S, g), lambda *qkv: attention(*qkv, alibi.bias),
+                  [heads(1, 2, 70, 32) for _ in range(3)])
+
+
+@interpreted
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("log_kernel", [False, True])
+def test_interpreted_half_precision(dtype, tolerance, log_kernel):
+    torch.manual_seed(0)
+    S, g = steps_of(1, 2, 150).abs().cumsum(-1), F.softplus(torch.randn(1, 2, 150))
+    inputs = [*(heads(1, 2, 150, 64).to(dtype) for _ in range(3)), S, g]
+    same_as_plain(lambda *x: kernels.cable_attention(*x, log_kernel), lambda *x: cable_attention(*x, log_kernel), inputs, tolerance)
+
+
+@interpreted
+def test_interpreted_a_row_moves_no_total():
+    """Softmax ignores what is the same along a row, so the gradients of S sum to 0; in bfloat16 this needs the row part of dS."""
+    torch.manual_seed(0)
+    S = steps_of(1, 2, 300).abs().cumsum(-1).requires_grad_()
+    q, k, v = (heads(1, 2, 300, 16).bfloat16() for _ in range(3))
+    kernels.cable_attention(q, k, v, S, F.softplus(torch.randn(1, 2, 300))).backward(torch.randn_like(q))
+    assert S.grad.sum(-1).abs().max() < 1e-4 < S.grad.abs().max()
+
+
+@interpreted
+@pytest.mark.parametrize("B, H, Tq, Tk, d, P, gates, shift, dtype", [
+    (2, 1, 1, 1, 16, 8, "key", 0, torch.float32),
+    (1, 2, 65, 65, 24, 8, "key", 0, torch.float32),     # band and tail
+    (1, 1, 70, 70, 16, 64, "key", -3, torch.float32),   # gates near 0: all band
+    (1, 1, 70, 70, 16, 4, "key", 3, torch.float32),     # gates near 1: hardly any
+    (1, 1, 40, 40, 16, 1, "key", 0, torch.float32),     # a table of one
+    (1, 1, 33, 130, 80, 16, "val", 0, torch.float32),   # gates from v: gradients add up
+    (1, 1, 7, 50, 128, 8, "sep", 0, torch.float32),
+    (1, 1, 150, 257, 64, 8, "key", 0, torch.float16),
+    (1, 1, 70, 140, 64, 8, "sep", 0, torch.bfloat16)])
+def test_interpreted_cope(B, H, Tq, Tk, d, P, gates, shift, dtype):
+    torch.manual_seed(0)
+    q, k, v, pos_emb = heads(B, H, Tq, d), heads(B, H, Tk, d), heads(B, H, Tk, d), 0.1 * torch.randn(d, P)
+    q[..., 0], k[..., 0] = 1, shift * d**0.5  # q . k / sqrt(d) is shifted
+    inputs = [q.to(dtype), k.to(dtype), v.to(dtype), pos_emb.to(dtype)] + ([heads(B, H, Tk, d).to(dtype)] if gates == "sep" else [])
+
+    def with_gates(f):
+        return (lambda q, k, v, e: f(q, k, v, e, v)) if gates == "val" else f
+    same_as_plain(with_gates(kernels.cope_attention), with_gates(cope_attention), inputs,
+                  {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype])
+
+
+@interpreted
+@pytest.mark.parametrize("B, H, Tq, Tk, d, bias, dead, stops, dtype", [
+    (2, 1, 1, 1, 16, 0, False, False, torch.float32),
+    (1, 2, 65, 65, 24, 5, True, False, torch.float32),      # every third row has no survivor; long memory
+    (1, 1, 33, 257, 128, -3, False, True, torch.float32),   # short memory: far keys are not read
+    (1, 1, 150, 150, 64, -3, False, True, torch.float16),
+    (1, 1, 70, 140, 64, 2, True, False, torch.bfloat16)])
+def test_interpreted_tra(B, H, Tq, Tk, d, bias, dead, stops, dtype):
+    torch.manual_seed(0)
+    q, k, v = (heads(B, H, T, d) for T in (Tq, Tk, Tk))
+    if dead:
+        k, q[:, :, ::3] = k.abs(), -q[:, :, ::3].abs()
+    log_decay, (q, k, v) = F.logsigmoid(torch.randn(B, H, Tq) + bias), (x.to(dtype) for x in (q, k, v))
+    same_as_plain(kernels.tra_attention, tra_attention, [q, k, v, log_decay],
+                  {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype])
+    y, _, limit = torch.ops.nanope.tra(*(x.contiguous() for x in (q, k, v)), log_decay)
+    assert (limit.amax() > 0) == stops
+    assert not dead or (y[:, :, ::3] == 0).all()
+
+
+@interpreted
+def test_interpreted_strides_and_repeats():
+    torch.manual_seed(0)
+    inputs = [*(heads(1, 2, 40, 16) for _ in range(3)), steps_of(1, 2, 40).relu().cumsum(-1), F.softplus(torch.randn(1, 2, 40))]
+    dy = torch.ones(()).expand(1, 2, 40, 16)  # a gradient that is one number, as from y.sum()
+    y = gradients(kernels.cable_attention, inputs, dy)
+    strange = gradients(kernels.cable_attention, [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in inputs], dy.contiguous())
+    assert all(torch.equal(a, b) for a, b in zip(y, strange))
+
+
+@interpreted
+def test_interpreted_operators_and_compile():
+    """They are whole ops to torch.compile, forward and backward, with the choice of path, and give the same numbers every time."""
+    torch.manual_seed(0)
+    q, k, v = (heads(1, 1, 40, 16) for _ in range(3))
+    log_decay, pos_emb, S = F.logsigmoid(torch.randn(1, 1, 40)), torch.randn(16, 4), steps_of(1, 1, 40).relu().cumsum(-1)
+    for f, last in ((kernels.cope_attention, pos_emb), (kernels.tra_attention, log_decay), (kernels.cable_attention, S),
+                    (kernels.fox_attention, -S)):
+        def model(q, *x, f=f):
+            return f(q, *x) if kernels.usable(q) else q * 0
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for a, b in zip(gradients(f, [q, k, v, last], q), gradients(compiled, [q, k, v, last], q)):
+            assert torch.equal(a, b)
+    x = [t.contiguous().requires_grad_() for t in (q, k, v)]
+    torch.library.opcheck(torch.ops.nanope.cope.default, (*x, torch.randn(1, 1, 40, 4, requires_grad=True), None))
+    torch.library.opcheck(torch.ops.nanope.tra.default, (*x, log_decay.requires_grad_()))
+    torch.library.opcheck(torch.ops.nanope.separable.default, (*x, S.requires_grad_(), torch.ones(1, 1, 40, requires_grad=True), False))
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["cable", "cable_nw", "k_cable", "fox", "cope", "cope_val", "cope_sep", "tra"])
+def test_interpreted_models_take_their_kernel(name, monkeypatch):
+    """The same loss, gradients and cached logits with the kernel and without it."""
+    model, idx = make(name, n_embd=64), torch.randint(0, 61, (2, 30))
+    found = {}
+    monkeypatch.setattr(kernels, "enabled", True)  # and again afterwards
+    for choice, says in (("auto", "by Triton kernel"), ("off", "in plain PyTorch (turned off)")):
+        assert says in runs.use_kernel(choice, model, torch.device("cpu"), "float32 (asked for)")
+        cache = runs.new_cache(model, 30)
+        with torch.no_grad():
+            pieces = torch.cat([model(part, cache=cache)[0] for part in idx.split([17, 12, 1], 1)], 1)
+        loss = model(idx[:, :-1], idx[:, 1:])[1]
+        found[choice] = [pieces, loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+    for a, b in zip(*found.values()):
+        close(a, b, 1e-4)
+
+
+@interpreted
+def test_interpreted_why_not(monkeypatch):
+    q = torch.zeros(1, 1, 4, 64)
+    assert kernels.usable(q) and kernels.why_not(q) == "" and not kernels.usable(q[:, :, :1])
+    assert kernels.why_not(q.double()) == "float64"
+    assert kernels.why_not(q[..., :12]) == "head size 12 (the kernels take multiples of 8 from 16 to 128)"
+    assert kernels.why_not(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
+    monkeypatch.setattr(kernels, "enabled", False)
+    assert kernels.why_not(q) == "turned off"
+    cable = make("cable", n_embd=32)  # heads of 8: the plain path, and it says why
+    assert "(head size 8 (the kernels" in runs.use_kernel("auto", cable, torch.device("cpu"), "float32")
+    assert "(this model has no kernel)" in runs.use_kernel("auto", make("rope"), torch.device("cpu"), "float32")
+
+
+def test_without_triton_the_plain_path_runs(tmp_path):
+    """A model file alone in a folder, and the repository where Triton cannot be imported."""
+    shutil.copy(ROOT / "model_cable.py", tmp_path)
+    alone = "import torch, model_cable as m; print(m.fused, m.GPT(m.GPTConfig(n_layer=1))(torch.zeros(1, 9, dtype=torch.long))[0].shape)"
+    done = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "None torch.Size([1, 9, 257])\n", done.stderr
+    without = "import sys; sys.modules['triton'] = None; import runs, torch; m = runs.make_model(dict(model='tra', n_layer=1)); " \
+              "print(runs.use_kernel('auto', m, torch.device('cpu'), 'float32'))"
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "attention in plain PyTorch (no Triton)\n", done.stderr
+
+
+@needs_triton
+@pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
+@pytest.mark.parametrize("target", [80, 90])
+def test_kernels_compile_and_forward_spills_nothing(target):
+    for d in (64, 128):
+        for name, fn, constants in bench.kernel_jobs(d):
+            if "forward" in name and not (d == 128 and "log" in name):
+                report = bench.kernel_report(fn, constants, target)
+                assert report["spill_stores"] == report["spill_loads"] == 0 < report["registers"], (name, d, report)
+            elif d == 64 and target == 90:
+                report = bench.kernel_report(fn, constants, target)
+                assert report["spill_stores"] < 100 and report["shared_bytes"] <= 227 * 1024, (name, report)

@@ -59,6 +59,7 @@ class TrainConfig:
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
     compile: str = "auto"         # torch.compile: auto (on with cuda), on, off
+    kernel: str = "auto"          # Triton attention: auto (on with cuda, where the model has one), off
     evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
 
     def __post_init__(self):
@@ -76,14 +77,14 @@ class TrainConfig:
             raise ValueError("--beta1 and --beta2 must be in [0, 1)")
         if not 0 <= self.seed < 1 << 23:
             raise ValueError("--seed must be between 0 and 8388607")
-        for name, known in (("lr_decay", ("cosine", "linear", "none")), ("compile", ("auto", "on", "off"))):
+        for name, known in (("lr_decay", ("cosine", "linear", "none")), ("compile", ("auto", "on", "off")), ("kernel", ("auto", "off"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")
 
 
 # what a resumed run may change: where and how it runs and reports, and how far it goes, never what it computes
 # (data may have moved: its tokens are checked)
-MAY_CHANGE = {"data", "device", "compile", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
+MAY_CHANGE = {"data", "device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
 
 
 def resolve(argv):
@@ -257,6 +258,7 @@ def main():
         if bema:
             bema = {w: {n: p.to(device) for n, p in ps.items()} for w, ps in checkpoint["bema"].items()}
     del checkpoint
+    kernel = runs.use_kernel(c["kernel"], model, device, dtype)
     compiled = c["compile"] == "on" or (c["compile"] == "auto" and device.type == "cuda")
     if compiled:
         model = torch.compile(model)
@@ -264,7 +266,7 @@ def main():
         model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
     print(" ".join(f"{k}={v}" for k, v in c.items() if v != ""))
-    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {device}, {dtype}, "
+    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {device}, {dtype}, {kernel}, "
           f"torch.compile {'on' if compiled else 'off'}, {world} process{'es' * (world > 1)}, {torch.get_num_threads()} threads")
     if not rank:
         out = out or new_out_dir(c)

@@ -1,0 +1,319 @@
+"""
+CABLE, K-CABLE, FoX and ALiBi in Triton: flash attention whose bias is a function of the difference of two numbers, one per position.
+
+    logit_ij = q_i . k_j / sqrt(d) - g_i f(t_ij),  t_ij = S_i - S_j,  j <= i        f(t) = t, for K-CABLE log(1 + t^2)
+
+CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. It equals cable_attention (causal) in
+model_cable.py and fox_attention in model_fox.py. S (B, H, Tk) and g (B, H, Tq) are float32, and their difference is
+taken in float32 inside a tile, because bfloat16 is too coarse for S.
+
+Forward: one program takes BM queries and walks the keys BN at a time, keeping each row's running maximum and sum. It
+stores the output and each row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the logits:
+
+    dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i                    dv = P^T dO
+    dq = dL K / sqrt(d)       dg_i = -sum_j dL_ij f(t_ij)       dS_i -= g_i sum_j dL_ij f'(t_ij)      (along a row)
+    dk = dL^T Q / sqrt(d)                                       dS_j += sum_i g_i dL_ij f'(t_ij)      (along a column)
+
+One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same numbers every time. (With
+f(t) = t the row's part of dS is 0 but for rounding. That rounding cancels the column's, so it stays.)
+
+Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit times sqrt(d): scale and
+log2(e) become one factor c in exp2(c x - ...), and the query's weight becomes w_i = -g_i sqrt(d). q, k, v may have any
+strides; o, dq, dk, dv lie in memory as (B, T, H, d), which is what a model wants next.
+"""
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
+LOG2E = tl.constexpr(math.log2(math.e))
+
+
+# -----------------------------------------------------------------------------
+# pieces of all three kernels. D is the head size, C the next power of 2
+
+@triton.jit
+def load(at, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CHECK: tl.constexpr):
+    """An (R, C) tile of rows of D numbers; 0 where there are none. Only `left` rows are left, if we must CHECK."""
+    r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    if CHECK or D < C:
+        return tl.load(at + r * stride + c, mask=(r < left) & (c < D), other=0.0)
+    return tl.load(at + r * stride + c)
+
+
+@triton.jit
+def store(at, x, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    tl.store(at + r * stride + c, x.to(at.dtype.element_ty), mask=(r < left) & (c < D))
+
+
+@triton.jit
+def dot(a, b, acc=None):
+    if INTERPRET:  # the interpreter multiplies bfloat16 as if it were integers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")  # float32 stays float32: no TF32
+
+
+@triton.jit
+def f(t, LOG: tl.constexpr):
+    return tl.log(1 + t * t) if LOG else t
+
+
+@triton.jit
+def times_slope(x, t, LOG: tl.constexpr):
+    return x * (2 * t / (1 + t * t)) if LOG else x  # x f'(t)
+
+
+@triton.jit
+def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+    """This program's block of queries: batch, head, first row, all rows, and their q, S and w."""
+    blocks = tl.cdiv(Tq, BM)
+    bh = (tl.program_id(0) // blocks).to(tl.int64)              # 64 bits: B H T d can be more than 2^31
+    first = (blocks - 1 - tl.program_id(0) % blocks) * BM      # the longest rows of a head first
+    r = first + tl.arange(0, BM)
+    q = load(Q + bh // H * qb + bh % H * qh + first.to(tl.int64) * qt, qt, Tq - first, D, BM, C, True)
+    Si = tl.load(S + bh * Tk + r + Tk - Tq, mask=r < Tq, other=0.0)
+    w = tl.load(G + bh * Tq + r, mask=r < Tq, other=0.0) * (-1 / scale)
+    return bh // H, bh % H, first, r, q, Si, w
+
+
+# -----------------------------------------------------------------------------
+# forward
+
+@triton.jit
+def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk,
+                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+    """Keys start..end-1 for one block of queries; acc (BM, C), running maximum m and sum of weights (BM)."""
+    for n in range(start, end, BN):
+        j = tl.multiple_of(n, BN) + tl.arange(0, BN)
+        k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
+        Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
+        x = tl.fma(w[:, None], f(Si[:, None] - Sj[None, :], LOG), dot(q, tl.trans(k)))  # a plain + would join the dot, and stall it
+        if DIAGONAL:
+            x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
+        new = tl.maximum(m, tl.max(x, 1))  # finite: every query sees the first key of the first tile
+        p = tl.exp2(x * c - (new * c)[:, None])
+        keep = tl.exp2((m - new) * c)
+        v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
+        acc = acc * keep[:, None] + dot(p.to(v.dtype), v)
+        total = total * keep + tl.sum(p, 1)
+        m = new
+        K += BN * kt
+        V += BN * vt
+    return acc, m, total
+
+
+@triton.jit
+def forward_kernel(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
+    b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
+    i, c = r + Tk - Tq, scale * LOG2E                           # i: a query's position among the keys
+    K, V, S = K + b * kb + h * kh, V + b * vb + h * vh, S + (b * H + h) * Tk
+    diagonal = (first + Tk - Tq) // BN * BN                     # all queries here see every key before this one
+    end = tl.minimum(first + BM + Tk - Tq, Tk)
+    tl.assume(diagonal < end)                                   # else ptxas (C7515) runs the matrix products one by one
+    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+
+    acc, m, total = tl.zeros((BM, C), tl.float32), tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
+    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt, diagonal, end, Tk, D, C, BN, LOG, True)
+    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, 0, diagonal, Tk, D, C, BN, LOG, False)
+
+    store(Out + ((b * Tq + first) * H + h) * D, acc / total[:, None], H * D, Tq - first, D, BM, C)
+    tl.store(Lse + (b * H + h) * Tq + r, m * c + tl.log2(total), mask=r < Tq)  # base 2
+
+
+# -----------------------------------------------------------------------------
+# backward along rows: dq, dg, the query's part of dS. It also leaves Delta for the columns
+
+@triton.jit
+def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start, end, Tk,
+              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+    for n in range(start, end, BN):
+        j = tl.multiple_of(n, BN) + tl.arange(0, BN)
+        k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
+        Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
+        t = Si[:, None] - Sj[None, :]
+        x = tl.fma(w[:, None], f(t, LOG), dot(q, tl.trans(k)))
+        if DIAGONAL:
+            x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
+        p = tl.exp2(x * c - lse[:, None])
+        v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
+        dx = p * (dot(do, tl.trans(v)) - delta[:, None])
+        dq += dot(dx.to(k.dtype), k)
+        dg -= tl.sum(dx * f(t, LOG), 1)
+        dS += tl.sum(times_slope(dx, t, LOG), 1)
+        K += BN * kt
+        V += BN * vt
+    return dq, dg, dS
+
+
+@triton.jit
+def row_kernel(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
+               D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
+    b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
+    i, c = r + Tk - Tq, scale * LOG2E
+    out, row = ((b * Tq + first) * H + h) * D, (b * H + h) * Tq + r
+    do = load(dOut + out, H * D, Tq - first, D, BM, C, True)
+    o = load(Out + out, H * D, Tq - first, D, BM, C, True)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    lse = tl.load(Lse + row, mask=r < Tq, other=float("inf"))  # inf: rows past the end weigh nothing
+    K, V, S = K + b * kb + h * kh, V + b * vb + h * vh, S + (b * H + h) * Tk
+    diagonal = (first + Tk - Tq) // BN * BN
+    end = tl.minimum(first + BM + Tk - Tq, Tk)
+    tl.assume(diagonal < end)
+    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+
+    dq, dg, dS = tl.zeros((BM, C), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt, diagonal, end, Tk, D, C, BN, LOG, True)
+    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, 0, diagonal, Tk, D, C, BN, LOG, False)
+
+    store(dQ + out, dq * scale, H * D, Tq - first, D, BM, C)
+    tl.store(dG + row, dg, mask=r < Tq)
+    tl.store(dSq + row, dS * w * scale, mask=r < Tq)  # w scale = -g
+    tl.store(Delta + row, delta, mask=r < Tq)
+
+
+# -----------------------------------------------------------------------------
+# backward along columns: dk, dv, the key's part of dS. Tiles are transposed: (BN keys, BM queries)
+
+@triton.jit
+def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, ot, start, end, Tq, Tk,
+                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+    """Queries start..end-1 for one block of keys."""
+    for n in range(start, end, BM):
+        r = tl.multiple_of(n, BM) + tl.arange(0, BM)
+        q = load(Q, qt, Tq - n, D, BM, C, True)
+        lse = tl.load(Lse + r, mask=r < Tq, other=float("inf"))
+        Si = tl.load(S + r + Tk - Tq, mask=r < Tq, other=0.0)
+        w = tl.load(G + r, mask=r < Tq, other=0.0) * (-1 / scale)
+        t = Si[None, :] - Sj[:, None]
+        x = tl.fma(w[None, :], f(t, LOG), dot(k, tl.trans(q)))
+        if DIAGONAL:
+            x = tl.where(j[:, None] <= r[None, :] + Tk - Tq, x, float("-inf"))
+        p = tl.exp2(x * c - lse[None, :])
+        do = load(dOut, ot, Tq - n, D, BM, C, True)
+        delta = tl.load(Delta + r, mask=r < Tq, other=0.0)
+        dv += dot(p.to(do.dtype), do)
+        dx = p * (dot(v, tl.trans(do)) - delta[None, :])
+        dk += dot(dx.to(q.dtype), q)
+        dS += tl.sum(times_slope(dx, t, LOG) * w[None, :], 1)
+        Q += BM * qt
+        dOut += BM * ot
+    return dk, dv, dS
+
+
+@triton.jit
+def column_kernel(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
+    blocks = tl.cdiv(Tk, BN)
+    bh = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = bh // H, bh % H
+    first = tl.program_id(0) % blocks * BN                      # the first keys have the most queries
+    j, c = first + tl.arange(0, BN), scale * LOG2E
+    S, G, Lse, Delta = S + bh * Tk, G + bh * Tq, Lse + bh * Tq, Delta + bh * Tq
+    k = load(K + b * kb + h * kh + first.to(tl.int64) * kt, kt, Tk - first, D, BN, C, True)
+    v = load(V + b * vb + h * vh + first.to(tl.int64) * vt, vt, Tk - first, D, BN, C, True)
+    Sj = tl.load(S + j, mask=j < Tk, other=0.0)
+    start = tl.maximum(first - (Tk - Tq), 0) // BM * BM          # the tile of the first query to see any of these keys
+    full = tl.maximum(tl.cdiv(tl.maximum(first + BN - 1 - (Tk - Tq), 0), BM) * BM, start + BM)  # from here queries see all
+    end = tl.minimum(full, Tq)
+    tl.assume(start < end)
+    Q += b * qb + h * qh + start.to(tl.int64) * qt
+    dOut += ((b * Tq + start) * H + h) * D
+    Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
+
+    dk, dv, dS = tl.zeros((BN, C), tl.float32), tl.zeros((BN, C), tl.float32), tl.zeros((BN,), tl.float32)
+    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, H * D,
+                              start, end, Tq, Tk, D, C, BM, LOG, True)
+    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta, qt, H * D,
+                              full, Tq, Tq, Tk, D, C, BM, LOG, False)
+
+    out = ((b * Tk + first) * H + h) * D
+    store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
+    store(dV + out, dv, H * D, Tk - first, D, BN, C)
+    tl.store(dSk + bh * Tk + j, dS * -scale, mask=j < Tk)  # w scale = -g
+
+
+# -----------------------------------------------------------------------------
+# as an operator that autograd and torch.compile know
+
+def tiles(d, dtype, log_kernel):
+    """(BM queries, BN keys, warps, stages) of the three kernels: the largest whose tiles (nearly) stay in registers."""
+    if dtype == torch.float32:
+        return (32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)
+    if d > 64:
+        return (128, 32, 8, 3), (128, 32, 8, 3), (32, 128, 8, 3)
+    return (128, 128, 8, 3), (128, 64, 8, 3), (32 if log_kernel else 64, 128, 8, 3)
+
+
+def new(x):
+    """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
+    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def launch(kernel, tile, block, q, k, v, log_kernel, *tensors):
+    BM, BN, warps, stages = tile
+    (B, H, Tq, d), Tk = q.shape, k.size(2)
+    programs = B * H * triton.cdiv(*((Tq, BM) if block == "queries" else (Tk, BN)))
+    with torch.cuda.device_of(q):
+        kernel[(programs,)](q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, Tk, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+                            D=d, C=triton.next_power_of_2(d), BM=BM, BN=BN, LOG=log_kernel, num_warps=warps, num_stages=stages)
+
+
+@torch.library.custom_op("nanope::separable", mutates_args=())
+def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
+              log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = new(q), torch.empty_like(g)
+    launch(forward_kernel, tiles(q.size(3), q.dtype, log_kernel)[0], "queries", q, k, v, log_kernel, S, g, out, lse)
+    return out, lse
+
+
+@torch.library.custom_op("nanope::separable_backward", mutates_args=())
+def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor, out: torch.Tensor,
+                       lse: torch.Tensor, dout: torch.Tensor, log_kernel: bool) -> list[torch.Tensor]:
+    dout = dout.transpose(1, 2).contiguous()
+    dq, dk, dv, dS, dg, dSq, delta = new(q), new(k), new(v), torch.empty_like(S), *(torch.empty_like(g) for _ in range(3))
+    _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
+    launch(row_kernel, rows, "queries", q, k, v, log_kernel, S, g, out, lse, dout, dq, dg, dSq, delta)
+    launch(column_kernel, columns, "keys", q, k, v, log_kernel, S, g, lse, dout, delta, dk, dv, dS)
+    dS[:, :, k.size(2) - q.size(2):] += dSq
+    return [dq, dk, dv, dS, dg]
+
+
+@separable.register_fake
+def _(q, k, v, S, g, log_kernel):
+    return new(q), torch.empty_like(g)
+
+
+@separable_backward.register_fake
+def _(q, k, v, S, g, out, lse, dout, log_kernel):
+    return [new(q), new(k), new(v), torch.empty_like(S), torch.empty_like(g)]
+
+
+def save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.log_kernel = inputs[5]
+    ctx.set_materialize_grads(False)
+
+
+def backward(ctx, dout, dlse):
+    return *separable_backward(*ctx.saved_tensors, dout, ctx.log_kernel), None
+
+
+separable.register_autograd(backward, setup_context=save)
+
+
+def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
+    """cable_attention of model_cable.py, causal only. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g (B, H, Tq) or None for 1."""
+    assert causal, "the kernel is causal"
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # the kernels step through d by one
+    g = S.new_ones(()) if g is None else g
+    S, g = S.float().expand(k.shape[:3]).contiguous(), g.float().expand(q.shape[:3]).contiguous()
+    return separable(q, k, v, S, g, log_kernel)[0]
+
+
+def fox_attention(q, k, v, F_):
+    """fox_attention of model_fox.py: CABLE with S = -F and no query weight. F_ (B, H, Tk)."""
+    return cable_attention(q, k, v, -F_)
