@@ -12,6 +12,7 @@ results/README.md, where our numbers stand beside the paper's.
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -426,7 +427,8 @@ def random_search(args, entry, scale, folder):
     device, threads = str(runs.pick_device(args.device)), max(1, torch.get_num_threads() // args.jobs)
     todo = [(name, panel, scheme) for name, panel in scale["panels"].items() for scheme in entry["schemes"]]
     calls = [(panel, scheme, n, scale["steps"], entry.get("peak", 1e-2), 1337, sequences,
-              folder / f"{name}-{scheme}.json".replace(" ", "").replace(",", "-"), device, threads, name) for name, panel, scheme in todo]
+              folder / (re.sub("[^a-z0-9]+", "-", f"{name} {scheme}".lower()) + ".json"), device, threads, name)
+             for name, panel, scheme in todo]
     if args.jobs == 1:
         found = [search(*call) for call in calls]
     else:

@@ -10,8 +10,12 @@ files, with no T x T matrix and no blocks of it in memory. A model file does wit
 
 With TRITON_INTERPRET=1 in the environment they run on the CPU: slowly, to be tested.
 """
+import os
+
 import torch
-import triton
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # a * b + c as one instruction: Triton 3.9 warns where this is left open
+import triton  # noqa: E402
 
 from .cope import cope_attention
 from .separable import cable_attention, fox_attention
