@@ -2407,7 +2407,7 @@ def test_without_triton_the_plain_path_runs(tmp_path):
 def test_kernels_compile_and_forward_spills_nothing(target):
     for d in (64, 128):
         for name, fn, constants in bench.kernel_jobs(d):
-            if "forward" in name and not (d == 128 and "log" in name):
+            if "forward" in name:
                 report = bench.kernel_report(fn, constants, target)
                 assert report["spill_stores"] == report["spill_loads"] == 0 < report["registers"], (name, d, report)
             elif d == 64 and target == 90:
