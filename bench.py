@@ -2,7 +2,7 @@
 Speed and memory: of whole models, each beside the plain one (nope, which is torch's scaled_dot_product_attention alone), and of
 the attention functions, each beside that function itself.
 
-    python bench.py                            everything below, at nano size
+    python bench.py                            everything below but kernels, at nano size
     python bench.py train --models cable rope  training steps: tok/s, and the ratio to nope
     python bench.py decode --context 4096      one cached token after a long context: ms, and the ratio to nope
     python bench.py generate --length 2048     a whole text with and without the cache
@@ -165,7 +165,7 @@ def flex(T, device, bias):
     """FlexAttention, torch's compiler of biases: bias(b, h, i, j) is added to the logits. Not for CoPE and TRA, which sum over keys."""
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=device)
-    return lambda q, k, v, *_: compiled(q, k, v, score_mod=lambda s, b, h, i, j: s + bias(b, h, i, j), block_mask=mask)
+    return lambda q, k, v: compiled(q, k, v, score_mod=lambda s, b, h, i, j: s + bias(b, h, i, j), block_mask=mask)
 
 
 def kernel_of(f, q):
@@ -177,34 +177,39 @@ def kernel_of(f, q):
     return getattr(kernels, getattr(f, "__name__", ""), None) if kernels.usable(q) else None
 
 
-def cases(T, device, dtype):
+METHODS = ("sdpa", "cable", "fox", "diff", "tra, decay 0.5", "tra, decay 0.99", "cope, gates 0.5", "cope, gates 0.03")
+
+
+def case(method, way, T, device, dtype):
     """
-    {"method: how": (f, its inputs)}, at B1 H8 d64 on the CPU and B4 H12 d64 on a GPU. CoPE's work depends on how soon the counts
-    reach P - 1: gates of 0.5 on average, and of 0.03. TRA's depends on the decay, of 0.5 and 0.99 a survivor.
+    -> (f, its inputs) at B1 H8 d64 on the CPU and B4 H12 d64 on a GPU; None where this way does not exist for the method. CoPE's work
+    depends on how soon the counts reach P - 1: gates of 0.5 on average, and of 0.03; TRA's on the decay a survivor, 0.5 and 0.99.
+    FlexAttention takes S, g and F as constants: its backward has no gradient for them.
     """
     torch.manual_seed(0)
     B, H, d = (4, 12, 64) if device.type == "cuda" else (1, 8, 64)
     q, k, v = torch.randn(3, B, H, T, d, device=device).to(dtype)
-    far_q, far_k = q.clone(), k.clone()
-    far_q[..., 0], far_k[..., 0] = 7.0, -4.0  # q . k / 8 is 3.5 lower
-    pos_emb = 0.1 * torch.randn(d, 64, device=device)
-    z = torch.randn(B, H, T, device=device)
-    S, log_f, g = F.softplus(z).cumsum(-1), F.logsigmoid(z).cumsum(-1), F.softplus(z)
-    found = {"sdpa": (plain_attention, (q, k, v)), "cable": (cable_attention, (q, k, v, S, g)), "fox": (fox_attention, (q, k, v, log_f)),
-             "diff": (functools.partial(diff_attention, lam=0.5), (q, k, v)),
-             "tra, decay 0.5": (tra_attention, (q, k, v, torch.full_like(z, math.log(0.5)))),
-             "tra, decay 0.99": (tra_attention, (q, k, v, torch.full_like(z, math.log(0.99)))),
-             "cope, gates 0.5": (cope_attention, (q, k, v, pos_emb)), "cope, gates 0.03": (cope_attention, (far_q, far_k, v, pos_emb))}
-    for name, (f, inputs) in list(found.items()):
-        if name == "sdpa":
-            continue
-        found[f"{name}: compiled"] = torch.compile(f, dynamic=False), inputs
-        if kernel_of(f, q):
-            found[f"{name}: kernel"] = kernel_of(f, q), inputs
-    found["cable: flex"] = flex(T, device, lambda b, h, i, j: -g[b, h, i] * (S[b, h, i] - S[b, h, j])), (q, k, v)
-    found["fox: flex"] = flex(T, device, lambda b, h, i, j: log_f[b, h, i] - log_f[b, h, j]), (q, k, v)
-    found["cope, gates 0.5: listing"] = listing_attention, (q, k, v, pos_emb.to(dtype))
-    return found
+    pos_emb, z = 0.1 * torch.randn(d, 64, device=device), torch.randn(B, H, T, device=device)
+    name, _, kind = method.partition(", ")
+    if kind == "gates 0.03":
+        q[..., 0], k[..., 0] = 7.0, -4.0  # q . k / 8 is 3.5 lower
+    S, g, log_f = F.softplus(z).cumsum(-1), F.softplus(z), F.logsigmoid(z).cumsum(-1)
+    f, more = dict(sdpa=(plain_attention, ()), cable=(cable_attention, (S, g)), fox=(fox_attention, (log_f,)),
+                   diff=(functools.partial(diff_attention, lam=0.5), ()), cope=(cope_attention, (pos_emb,)),
+                   tra=(tra_attention, (torch.full_like(z, math.log(float(kind.split()[-1] or 1))),) if name == "tra" else ()))[name]
+    if way == "kernel":
+        f = kernel_of(f, q)
+    elif way == "compiled" and name != "sdpa":
+        f = torch.compile(f, dynamic=False)
+    elif way == "flex":
+        bias = dict(cable=lambda b, h, i, j: -g[b, h, i] * (S[b, h, i] - S[b, h, j]),
+                    fox=lambda b, h, i, j: log_f[b, h, i] - log_f[b, h, j])
+        f, more = flex(T, device, bias[name]) if name in bias else None, ()
+    elif way == "listing":
+        f, more = listing_attention if method == "cope, gates 0.5" and T <= 4096 else None, (pos_emb.to(dtype),)
+    elif way != "plain":
+        f = None
+    return f and (f, (q, k, v, *more))
 
 
 def call(f, inputs, backward):
@@ -215,9 +220,9 @@ def call(f, inputs, backward):
     return lambda: torch.autograd.grad(f(*inputs).sum(), inputs)
 
 
-def extra_memory(name, T, device, dtype, backward, threads):
+def extra_memory(method, way, T, device, dtype, backward, threads):
     """Peak memory of one call beyond its inputs, in GB. On the CPU this is resident memory, and wants a process of its own."""
-    step = call(*cases(T, device, dtype)[name], backward)
+    step = call(*case(method, way, T, device, dtype), backward)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device) / 1e9
@@ -233,43 +238,42 @@ def attention(args):
     found, dtype = {}, getattr(torch, args.dtype)
     for T in args.lengths or ([1024, 4096] if args.device.type == "cpu" else [1024, 2048, 4096, 8192, 16384, 65536]):
         rows = found[T] = {}
-        for backward in (False, True):
-            if backward and T > 16384:
-                continue
-            key, steps = "both" if backward else "forward", {}
-            for name, (f, inputs) in cases(T, args.device, dtype).items():
-                way = name.partition(": ")[2] or "plain"
-                if (way not in args.ways and name != "sdpa") or (way == "listing" and T > 4096):
+        for key in ("forward", "both")[:1 if T > 16384 else 2]:
+            steps = {}
+            for method, way in [("sdpa", "plain"), *((m, w) for m in METHODS[1:] for w in args.ways)]:
+                made, name = case(method, way, T, args.device, dtype), f"{method}: {way}" if way != "plain" else method
+                if made is None:
                     continue
-                step = call(f, inputs, backward)
+                step = call(*made, key == "both")
                 try:
                     step()
                     steps[name] = step
                 except Exception as e:  # whatever another library says
                     rows.setdefault(name, {})[f"{key}_failed"] = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
-                    torch.cuda.empty_cache()
-            for name, t in turns(args.device, steps, args.repeats, warmup=1).items():
-                rows.setdefault(name, {}).update({f"{key}_ms": 1000 * t})
-            for name in steps:
-                rows[name][f"{key}_of_sdpa"] = rows[name][f"{key}_ms"] / rows["sdpa"][f"{key}_ms"]
-                if ": compiled" in name or ": flex" in name or not runs.peak_memory(args.device):
+            seconds = turns(args.device, steps, args.repeats, warmup=1)
+            del steps
+            for name, t in seconds.items():
+                row = rows.setdefault(name, {})
+                row |= {f"{key}_ms": 1000 * t, f"{key}_of_sdpa": t / seconds["sdpa"]}
+                method, _, way = name.partition(": ")
+                if way in ("compiled", "flex") or not runs.peak_memory(args.device):
                     continue  # the compiler's own memory would be counted too
-                what = (name, T, args.device, dtype, backward, torch.get_num_threads())
+                what = (method, way or "plain", T, args.device, dtype, key == "both", torch.get_num_threads())
                 if args.device.type == "cpu":
                     with multiprocessing.get_context("spawn").Pool(1) as pool:
-                        rows[name][f"{key}_GB"] = pool.apply(extra_memory, what)
+                        row[f"{key}_GB"] = pool.apply(extra_memory, what)
                 else:
-                    rows[name][f"{key}_GB"] = extra_memory(*what)
+                    row[f"{key}_GB"] = extra_memory(*what)
         print(f"  T = {T:,}: {len(rows)} ways", flush=True)
     return found
 
 
-def kernel_report(fn, constants, target, dtype="bf16"):
+def kernel_report(fn, constants, target):
     """Registers, spilled bytes and shared memory of one Triton function with these tiles and switches, by the ptxas that Triton brings."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    kinds = dict.fromkeys("q k v gk z o do dq dk dv dgk Q K V Out dOut dQ dK dV".split(), dtype)
+    kinds = dict.fromkeys("q k v gk z o do dq dk dv dgk Q K V Out dOut dQ dK dV".split(), "bf16")
     kinds |= dict(limit="i32", first="i32", start="i64", last="i64")  # all else are float32
     numbers = ("H", "Tq", "Tk", "qb", "qh", "qt", "kb", "kh", "kt", "vb", "vh", "vt")
     signature = {a: "constexpr" if a in constants else "i32" if a in numbers else "fp32" if a == "scale" else "*" + kinds.get(a, "fp32")
@@ -322,7 +326,7 @@ def kernels(args):
 def main():
     parser = runs.make_parser(__doc__)
     kinds = dict(attention=attention, train=train, decode=decode, generate=generate, memory=memory, kernels=kernels)
-    parser.add_argument("kinds", nargs="*", help=f"which: {' '.join(kinds)}; default: all")
+    parser.add_argument("kinds", nargs="*", help=f"which: {' '.join(kinds)}; default: all but kernels")
     parser.add_argument("--models", nargs="+", default=list(runs.models()), help="default: every model there is")
     parser.add_argument("--size", default="nano", help="nano tiny small medium (default: nano)")
     parser.add_argument("--context", type=int, default=4096, help="decode: tokens in the cache (default: 4096)")
@@ -341,6 +345,8 @@ def main():
                 runs.fail(f"unknown {word!r}: {runs.nearest(word, known)}")
     if args.length < 0 or min(args.context, args.repeats, *(args.lengths or [1])) < 1:
         runs.fail("--length must be 0 (the default) or more, --lengths, --context and --repeats at least 1")
+    if args.length and args.kinds == ["attention"]:
+        runs.fail("attention takes --lengths, one or several")
     args.models = ["nope", *(m for m in args.models if m != "nope")]  # what the others are measured by
     args.device = runs.pick_device(args.device)
     args.autocast, dtype = runs.autocast(args.device, args.dtype)
@@ -352,7 +358,7 @@ def main():
     out = Path(args.out or runs.ROOT / "results" / f"bench.{args.device.type}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
-    for kind in args.kinds or kinds:
+    for kind in args.kinds or list(kinds)[:-1]:
         args.length = length or dict(generate=2048, memory=16384).get(kind)
         result[kind] = found = kinds[kind](args)
         print(f"\n{kind}")

@@ -220,8 +220,8 @@ def main():
     context, dtype = runs.autocast(device, args.dtype)
     paths = [runs.find_checkpoint(p) for p in args.checkpoints or [None]]
     loaded = [runs.load_run(p, device, args.bema) for p in paths]
-    for said in dict.fromkeys(runs.use_kernel(args.kernel, model, device, dtype) for model, *_ in loaded):
-        print(said)
+    paths_taken = {config["model"]: runs.use_kernel(args.kernel, model, device, dtype) for model, config, _ in loaded}
+    print("; ".join(f"{name}: {said}" for name, said in paths_taken.items()))
 
     for path, (_, config, _) in zip(paths, loaded):
         kinds = {d: hasattr(runs.task_class(d), "score") for d in (config["data"], args.data or config["data"])}
@@ -242,7 +242,7 @@ def main():
     base.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(base.with_name(base.name + ".json"), dict(
         command=" ".join(["python eval.py", *sys.argv[1:]]), environment=runs.environment(), dtype=dtype, bema=args.bema,
-        peak_memory_GB=runs.peak_memory(device), **found))
+        attention=paths_taken, peak_memory_GB=runs.peak_memory(device), **found))
     print(f"wrote {base}.json", flush=True)
     sys.exit(runs.script("plot.py", "scores" if synthetic else "lengths", f"{base}.json"))
 

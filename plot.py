@@ -226,8 +226,8 @@ def positions(path, out, metric=None):
         for (label, rs), kw in zip(groups.items(), style(len(groups))):
             ys = np.array([r[metric][T][split] for r in rs if split in r[metric].get(T, {})], float)
             if len(ys):
-                edges = np.unique(np.linspace(0, ys.shape[1], min(ys.shape[1], 48) + 1).astype(int))
-                edges = edges[edges % 2 == 0] if metric == "auc" and len(edges) > 16 else edges  # only every other position may have one
+                step = 1 if ys.shape[1] <= 32 else 2 * math.ceil(ys.shape[1] / 96)  # even: only every other position may have an AUC
+                edges = np.array([*range(0, ys.shape[1], step), ys.shape[1]])
                 band(ax, (edges[1:] + edges[:-1] + 1) / 2, binned(ys, edges), label, **kw)
         ax.axvline(rows[0]["block_size"], color="gray", lw=1, ls=":", zorder=0)
         ax.set(title=f"{split}, block_size {int(T):,}", xlabel="position (tokens)")
@@ -240,7 +240,7 @@ def trials(path, out):
     """reproduce.py's JSON of a random search: above every trial of every scheme (left raw, right BEMA), below the metric by length."""
     def parse(path):
         data = json.loads(path.read_text())
-        data["panels"][0]["lengths"][0][1] + len(data["panels"][0]["schemes"])  # is it all there?
+        data["panels"][0]["lengths"][0][1] + len(data["panels"][0]["schemes"]) + len(METRICS[data["metric"]])  # is it all there?
         return data
     data = read(path, parse)
     metric, panels = data["metric"], data["panels"]
@@ -270,6 +270,8 @@ def trials(path, out):
         low.set(xlabel="length")
         if x[-1] > 1000:
             low.set_xscale("log", base=2)
+        else:
+            low.xaxis.set_major_locator(plt.MaxNLocator(5, integer=True))
         if "block_size" in panel:
             low.axvline(panel["block_size"], color="gray", lw=1, ls=":", zorder=0)
         if metric == "tvd":
@@ -303,8 +305,10 @@ def theorem(data, out):
             for i, y in enumerate(curves):
                 ax.plot(t["lengths"], y, color=color, lw=0.7, alpha=0.6, label="trained, a line each" if not i else None)
         right.plot(t["lengths"], m["tvd"], color=color, lw=2.4, label=f"{names[norm]}: hard-coded")
-    left.set(xscale="log", xlabel="length", ylabel="precision, 1 at length 2", title=f"n = {t['n']}")
+    left.set_xscale("log", base=2)
     left.set_yscale("symlog", linthresh=0.02)
+    left.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    left.set(xlabel="length", ylabel="precision, 1 at length 2", title=f"n = {t['n']}, {panel['name'].partition(', ')[2]}")
     right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length", ylabel=METRICS["tvd"], title=panel["name"])
     for ax in (left, right):
         ax.legend(fontsize=7)
@@ -427,6 +431,7 @@ def sequence(path, config, args):
 def load(path):
     path = runs.find_checkpoint(path)
     model, config, _ = runs.load_run(path, torch.device("cpu"))
+    runs.use_kernel("off", model, torch.device("cpu"), "float32")  # the plain function is what we look at
     return path, model, config
 
 

@@ -6,8 +6,8 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --scale cpu --jobs 2   two trainings at a time
     python reproduce.py postnorm_fig1 --trials 25       a random search: 25 trials of every norm scheme, trained together
 
-It runs the commands it prints, skips what is already done, goes on where a killed run stopped, and rewrites
-results/README.md, where our numbers stand beside the paper's.
+It runs the commands it prints, skips what is already done, goes on where a killed run stopped (a random search: after the last
+scheme that was finished), and rewrites results/README.md, where our numbers stand beside the paper's.
 """
 import dataclasses
 import json
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -347,7 +348,7 @@ def measure(task, logits, weights, sequences, rng, lengths=None, device="cpu"):
         for x, y in zip(*(torch.from_numpy(a).to(device).split(max(1, 2**13 // (K * T))) for a in draw)):
             z = logits(weights, x)                                           # (K, B, T, vocab), or (K, B, classes)
             if lengths:
-                found.setdefault(T, []).append((z.argmax(-1) == y).float())
+                found.setdefault(T, []).append(torch.where(z.isnan().any(-1), torch.nan, (z.argmax(-1) == y).float()))
                 continue
             target = task.target(x)
             found.setdefault("tvd", []).append(tvd(z, target))
@@ -355,9 +356,8 @@ def measure(task, logits, weights, sequences, rng, lengths=None, device="cpu"):
                 present, absent = z.masked_fill(target > 0, -torch.inf), z.masked_fill(target == 0, torch.inf)
                 found.setdefault("precision", []).append(absent.amin(-1) - present.amax(-1))
             if hasattr(task, "contrast"):
-                score, good = zip(*(task.contrast(one, x) for one in z))
-                found.setdefault("score", []).append(torch.stack(score))
-                found.setdefault("good", []).append(good[0])
+                for name, value in zip(("score", "good"), task.contrast(z, x)):  # (K, B, T) and (B, T)
+                    found.setdefault(name, []).append(value)
     if lengths:
         return [[T, T] for T in lengths], dict(accuracy=np.stack([torch.cat(found[T], 1).mean(1).cpu().numpy() for T in lengths], 1))
     score, good = (found.pop(k, None) for k in ("score", "good"))
@@ -370,15 +370,19 @@ def measure(task, logits, weights, sequences, rng, lengths=None, device="cpu"):
 
 
 def search(panel, scheme, n, steps, peak, seed, sequences, path, device, threads, tell):
-    """n trials of one scheme on one panel's task -> a dict for the JSON, also kept at path: it is not run again with the same settings."""
-    settings = dict(panel=panel, scheme=scheme, trials=n, steps=steps, peak=peak, seed=seed, sequences=sequences)
+    """
+    n trials of one scheme on one panel's task -> a dict for the JSON, also kept at path: it is not run again with the same settings
+    and as many trials or fewer.
+    """
+    settings = dict(panel=panel, scheme=scheme, steps=steps, peak=peak, seed=seed, sequences=sequences)
     try:
         found = json.loads(path.read_text())
-        if found["settings"] == json.loads(json.dumps(settings)):
-            return found
+        if found["settings"] == json.loads(json.dumps(settings)) and len(found["trials"]) >= n:
+            return found | dict(trials=found["trials"][:n])
     except (OSError, ValueError, KeyError, TypeError):  # not there, or half written
         pass
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")  # no TF32
     task, begin, models = runs.make_task(panel), time.time(), []
     far = runs.make_task(panel | dict(block_size=panel["longest"]))
     sets = {} if getattr(task, "tokens", True) else dict(
@@ -390,7 +394,7 @@ def search(panel, scheme, n, steps, peak, seed, sequences, path, device, threads
 
     def say(step, losses):
         print(f"  {tell}, {scheme}: step {step:,} of {steps:,}, {time.time() - begin:.0f} s, "
-              f"median training loss {losses.median().item():.4f}", flush=True)
+              f"median training loss {losses.nanmedian().item():.4f}", flush=True)
 
     def batch(step):
         x, y = task.batch("train", panel["batch_size"], np.random.default_rng([seed, step]))
@@ -403,7 +407,7 @@ def search(panel, scheme, n, steps, peak, seed, sequences, path, device, threads
             for kind in ("validation", "test"):  # the best trial is chosen on the first, its number is from the second
                 rng = np.random.default_rng([seed, 1 << 40, kind == "test"])
                 lengths, measured = measure(far, logits, weights, sequences, rng, sets.get(kind), device)
-                at = [i for i, (a, b) in enumerate(lengths) if panel["at"][0] <= b and a <= panel["at"][1]]
+                at = [i for i, (a, b) in enumerate(lengths) if panel["at"][0] <= a and b <= panel["at"][1]]
                 for metric, values in measured.items():
                     for row, y, dot in zip(rows, values, binned(values[:, at], [0, len(at)])[:, 0]):
                         kept = row.setdefault(metric, {}).setdefault(name, {})
@@ -432,12 +436,16 @@ def random_search(args, entry, scale, folder):
     if args.jobs == 1:
         found = [search(*call) for call in calls]
     else:
-        with ProcessPoolExecutor(args.jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
-            futures = [pool.submit(search, *call) for call in calls]
+        with ProcessPoolExecutor(args.jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+            workers = pool._processes
             try:
-                found = [f.result() for f in futures]
-            except BaseException:
+                found = [f.result() for f in [pool.submit(search, *call) for call in calls]]
+            except BaseException as e:  # Ctrl-C, or a worker that was killed: what is finished is kept
+                for worker in list(workers.values()):
+                    worker.terminate()
                 pool.shutdown(cancel_futures=True)
+                if isinstance(e, BrokenProcessPool):
+                    runs.fail("a worker process was killed (out of memory?); run this again, with fewer --jobs")
                 raise
     panels = {}
     for (name, panel, scheme), f in zip(todo, found):
@@ -453,6 +461,7 @@ def theorem(n=64, gap=10.0, sequences=64):
     Theorem 4.2 at lengths 2 ... n - 1, scaled to a precision of `gap` at 2: the formula's precision, and what the hard-coded models
     have, with their TVD -> {norm: {name: [...]}}.
     """
+    assert n <= 64  # beyond, measure would bin
     task, found, lengths = runs.make_task(dict(data="set_complement", n=n, block_size=n - 1)), {}, np.arange(2, n)
     for norm, formula in (("none", 1 / lengths), ("output", np.sqrt(n * (n - 1) / (lengths * (n - lengths))))):
         c = gap / formula[0]
@@ -552,8 +561,10 @@ def write_page():
         e = result["environment"]
         if "panels" in result:
             groups = [g for p in result["panels"] for g in p["schemes"].values()]
+            fewer = " (fewer of more than 1,024 items)" * (result["metric"] == "accuracy")
+            minutes = sum(g["seconds"] for g in groups) / 60
             how = (f"{result['steps']:,} steps, {result['trials']} trials of every scheme, the same hyper-parameters for all schemes, "
-                   f"{result['sequences']:,} sequences; {sum(g['seconds'] for g in groups) / 60:,.0f} minutes of training in all, of one "
+                   f"{result['sequences']:,} sequences{fewer}; {minutes:,.0f} minutes of training in all, of one "
                    "process. The best trial is chosen on other sequences than its number is from.")
         else:
             groups = result["runs"]

@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
+from torch.utils.checkpoint import checkpoint
 
 import bench
 import data.counting
@@ -1992,7 +1993,7 @@ def test_random_search_from_one_command(repo, monkeypatch, capfd):
     ys = [t["tvd"]["bema"]["test"] for t in result["panels"][0]["schemes"]["peri"]["trials"]]
     assert "n = 6, trained on 2, at 3 | peri | 2 | 0 |" in page and f"| {np.median(ys):.4f} |" in page
     assert (repo / "results" / "postnorm_fig1.cpu.png").exists()
-    assert "step 2" not in main("postnorm_fig1", "--trials", 2, "--device", "cpu")
+    assert "step 2" not in main("postnorm_fig1", "--trials", 1, "--device", "cpu")  # two are there
     for entry, metric in (("fig2", "accuracy"), ("fig3", "tvd"), ("fig7", "auc"), ("fig4", "auc"), ("theorem", "precision")):
         assert ("step 2 of 2" in main(f"postnorm_{entry}", "--device", "cpu")) == (entry != "fig7")  # whose trials are fig3's
         result = json.loads((repo / "results" / f"postnorm_{entry}.cpu.json").read_text())
@@ -2170,8 +2171,11 @@ def test_bench_measures_what_it_says(repo):
     rows = json.loads((repo / "a.json").read_text())["attention"]["70"]
     assert rows["sdpa"]["forward_of_sdpa"] == rows["sdpa"]["both_of_sdpa"] == 1 and (repo / "a.png").exists()
     assert rows["cope, gates 0.5: listing"]["both_ms"] > 0 and rows["cope, gates 0.5: listing"]["forward_GB"] >= 0
-    names = {name.partition(": ")[0] for name in bench.cases(40, torch.device("cpu"), torch.float32)}
-    assert names == {"sdpa", "cable", "fox", "diff", *(f"tra, decay {x}" for x in (0.5, 0.99)), *(f"cope, gates {x}" for x in (0.5, 0.03))}
+    for method in bench.METHODS:
+        for way in ("plain", "kernel", "listing"):
+            made = bench.case(method, way, 40, torch.device("cpu"), torch.float32)
+            assert (made is None) == (way == "kernel" or way == "listing" and method != "cope, gates 0.5")
+            assert made is None or bench.call(*made, True)()[0].shape == (1, 8, 40, 64)
 
 
 def test_the_listing_is_cope():
@@ -2352,6 +2356,11 @@ def test_interpreted_operators_and_compile():
         for a, b in zip(gradients(f, [q, k, v, last], q), gradients(compiled, [q, k, v, last], q)):
             assert torch.equal(a, b)
     x = [t.contiguous().requires_grad_() for t in (q, k, v)]
+    for f, last in ((kernels.cope_attention, pos_emb), (kernels.tra_attention, log_decay)):  # backward after checkpointing
+        q.requires_grad_().grad = None
+        checkpoint(f, q, k, v, last, use_reentrant=False).sum().backward()
+        assert q.grad.abs().max() > 0
+    q = q.detach()
     torch.library.opcheck(torch.ops.nanope.cope.default, (*x, torch.randn(1, 1, 40, 4, requires_grad=True), None))
     torch.library.opcheck(torch.ops.nanope.tra.default, (*x, log_decay.requires_grad_()))
     torch.library.opcheck(torch.ops.nanope.separable.default, (*x, S.requires_grad_(), torch.ones(1, 1, 40, requires_grad=True), False))
@@ -2407,9 +2416,7 @@ def test_without_triton_the_plain_path_runs(tmp_path):
 def test_kernels_compile_and_forward_spills_nothing(target):
     for d in (64, 128):
         for name, fn, constants in bench.kernel_jobs(d):
-            if "forward" in name:
+            if "forward" in name or d == 64 or target == 80:
                 report = bench.kernel_report(fn, constants, target)
-                assert report["spill_stores"] == report["spill_loads"] == 0 < report["registers"], (name, d, report)
-            elif d == 64 and target == 90:
-                report = bench.kernel_report(fn, constants, target)
-                assert report["spill_stores"] < 100 and report["shared_bytes"] <= 227 * 1024, (name, report)
+                assert report["spill_stores"] <= (0 if "forward" in name else 260) and 0 < report["registers"], (name, d, report)
+                assert report["shared_bytes"] <= (99 if target == 80 else 227) * 1024, (name, d, report)  # 99 KB: sm_86 and sm_89

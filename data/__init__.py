@@ -12,14 +12,14 @@ def tvd(logits, target):
 def auc(logits, positive):
     """
     ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is above a negative's, over all pairs
-    of sequences, ties 1/2. NaN where there are only positives or only negatives.
+    of sequences, ties 1/2. NaN where there are only positives or only negatives, and where a logit is NaN.
     """
     found = []
     for column, good in zip(logits.T, positive.T):
         _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
         rank = (counts.cumsum() - (counts - 1) / 2)[where]  # from 1; equal logits share the mean of their ranks
         p, n = good.sum(), (~good).sum()
-        found.append((rank[good].sum() - p * (p + 1) / 2) / (p * n) if p and n else np.nan)
+        found.append((rank[good].sum() - p * (p + 1) / 2) / (p * n) if p and n and not np.isnan(column).any() else np.nan)
     return np.array(found)
 
 

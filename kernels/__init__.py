@@ -1,6 +1,6 @@
 """
 The attention of CABLE, FoX, CoPE and TRA as Triton kernels, forward and backward: the same functions as in the model
-files, with no T x T matrix and no blocks of it in memory. A model file does without them where they cannot run:
+files, with no T x T matrix in memory. A model file does without them where they cannot run:
 
     try:
         from kernels import cable_attention as fused

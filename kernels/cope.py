@@ -22,7 +22,8 @@ Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that
 repeat bit for bit. A column cannot scan along rows: for every row and tile it needs the count to the tile's right and the sum
 of dL (z[floor p + 1] - z[floor p]) to its left. Kept from the forward pass, these would take room in every layer, and for all
 T / BN tiles, as nobody knows the bands beforehand. So backward counts again (`prepare`, one matrix product per band tile) and
-packs the carries of band tiles only; how many there are comes from `limit`, for one wait for the GPU.
+packs the carries of band tiles only; how many there are comes from `limit`, for one wait for the GPU. Where gates are so
+small that no row ever counts to P - 1, all tiles are band, and the carries are 2 / BN floats for every pair.
 
 Logits are in base 2: `scale` is log2(e) / sqrt(d), and exp2 is what the hardware has.
 """
@@ -275,14 +276,17 @@ def backward_columns(q, k, v, gk, z, do, lse, delta, limit, last, start, counts,
 # from tensors to kernels and back
 
 def tiles(q, kind):
-    """Tiles of BM rows and BN keys: from the compiler's reports for sm_80 and sm_90, so that registers suffice. Any would be right."""
+    """
+    Tiles of BM rows and BN keys: the largest for which the compiler's reports for sm_80 and sm_90 have no spills in forward and few
+    in backward (bench.py kernels). Any would be right.
+    """
     if q.dtype == torch.float32:
         BM, BN, warps = 32, 16, 8
     elif q.size(3) <= 64:
         BM, BN, warps = dict(band=(64, 32, 4), tail=(128, 64, 8), tail_columns=(64, 64, 4))[kind]
     else:
         BM, BN, warps = dict(band=(32, 32, 4), tail=(64, 32, 4), tail_columns=(64, 64, 8))[kind]
-    return dict(d=q.size(3), D=max(16, triton.next_power_of_2(q.size(3))), BM=BM, BN=BN, num_warps=warps, num_stages=2)
+    return dict(d=q.size(3), D=triton.next_power_of_2(q.size(3)), BM=BM, BN=BN, num_warps=warps, num_stages=2)
 
 
 def bands(limit, Tk, BM, BN):
@@ -306,11 +310,12 @@ def cope(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor, gat
     """All contiguous -> o, lse, limit."""
     (B, H, Tq, d), Tk = q.shape, k.size(2)
     o, lse, limit = torch.empty_like(q), q.new_empty(B, H, Tq, dtype=torch.float32), q.new_empty(B, H, Tq, dtype=torch.int32)
-    for band in (True, False):
-        t = tiles(q, "band" if band else "tail")
-        forward[triton.cdiv(Tq, t["BM"]) * B * H,](
-            q, k, v, k if gate_keys is None else gate_keys, z, o, lse, limit, Tq, Tk, LOG2E.value / math.sqrt(d),
-            P=z.size(3), SEP=gate_keys is not None, BAND=band, **t)
+    with torch.cuda.device_of(q):
+        for band in (True, False):
+            t = tiles(q, "band" if band else "tail")
+            forward[triton.cdiv(Tq, t["BM"]) * B * H,](
+                q, k, v, k if gate_keys is None else gate_keys, z, o, lse, limit, Tq, Tk, LOG2E.value / math.sqrt(d),
+                P=z.size(3), SEP=gate_keys is not None, BAND=band, **t)
     return o, lse, limit
 
 
@@ -331,14 +336,15 @@ def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.T
     t = tiles(q, "band")
     first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
     delta, counts, sums = torch.empty_like(lse), lse.new_empty(total, t["BM"]), lse.new_empty(total, t["BM"])
-    prepare[start.numel(),](q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale, **t)
-    for band in (False, True):
-        t = dict(P=P, SEP=gate_keys is not None, BAND=band, **tiles(q, "band" if band else "tail"))
-        backward_rows[triton.cdiv(Tq, t["BM"]) * B * H,](
-            q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz, Tq, Tk, scale, **t)
-        t |= tiles(q, "band" if band else "tail_columns")
-        backward_columns[triton.cdiv(Tk, t["BN"]) * B * H,](
-            q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums, dk, dv, dgk, Tq, Tk, scale, **t)
+    with torch.cuda.device_of(q):
+        prepare[start.numel(),](q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale, **t)
+        for band in (False, True):
+            t = dict(P=P, SEP=gate_keys is not None, BAND=band, **tiles(q, "band" if band else "tail"))
+            backward_rows[triton.cdiv(Tq, t["BM"]) * B * H,](
+                q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz, Tq, Tk, scale, **t)
+            t |= tiles(q, "band" if band else "tail_columns")
+            backward_columns[triton.cdiv(Tk, t["BN"]) * B * H,](
+                q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums, dk, dv, dgk, Tq, Tk, scale, **t)
     return dq, dk, dv, torch.empty_like(z).copy_(dz.transpose(2, 3)), dgk
 
 
@@ -353,8 +359,9 @@ def save(ctx, inputs, output):
 
 
 def backward(ctx, do, dlse, dlimit):
-    *grads, dgk = cope_backward(do, *ctx.saved_tensors)
-    return *grads, None if ctx.saved_tensors[4] is None else dgk
+    saved = ctx.saved_tensors  # once: checkpointing does not hand them out twice
+    *grads, dgk = cope_backward(do, *saved)
+    return *grads, None if saved[4] is None else dgk
 
 
 cope.register_autograd(backward, setup_context=save)
@@ -362,6 +369,7 @@ cope.register_autograd(backward, setup_context=save)
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
     """As in model_cope.py: q (B, H, Tq, d); k, v, gate_keys (B, H, Tk, d); pos_emb (d, P) -> (B, H, Tq, d)."""
+    assert q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype, "the queries are the last of the keys, of one dtype"
     z = q @ pos_emb.to(q.dtype)
     gate_keys = None if gate_keys is None else gate_keys.contiguous()
     return cope(q.contiguous(), k.contiguous(), v.contiguous(), z.contiguous(), gate_keys)[0]  # kernels then need no strides

@@ -308,6 +308,7 @@ separable.register_autograd(backward, setup_context=save)
 def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
     """cable_attention of model_cable.py, causal only. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g (B, H, Tq) or None for 1."""
     assert causal, "the kernel is causal"
+    assert q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype, "the queries are the last of the keys, of one dtype"
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # the kernels step through d by one
     g = S.new_ones(()) if g is None else g
     S, g = S.float().expand(k.shape[:3]).contiguous(), g.float().expand(q.shape[:3]).contiguous()

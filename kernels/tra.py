@@ -133,9 +133,9 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
 # from tensors to kernels and back
 
 def tiles(q):
-    """Rows, keys and warps of a program: from the compiler's reports for sm_80 and sm_90, so that registers suffice."""
+    """Rows, keys and warps of a program, chosen as in cope.py."""
     BM, BN, warps = (32, 16, 8) if q.dtype == torch.float32 else (64, 64, 4) if q.size(3) <= 64 else (32, 32, 4)
-    return dict(d=q.size(3), D=max(16, triton.next_power_of_2(q.size(3))), BM=BM, BN=BN, num_warps=warps, num_stages=2)
+    return dict(d=q.size(3), D=triton.next_power_of_2(q.size(3)), BM=BM, BN=BN, num_warps=warps, num_stages=2)
 
 
 @torch.library.custom_op("nanope::tra", mutates_args=())
@@ -145,7 +145,8 @@ def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tens
     norm_q, norm_k = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (q, k))
     bound = scale * norm_q * norm_k.cummax(-1)[0][..., Tk - Tq:]  # of no later key: the future must not even decide where we stop
     o, lse, limit = torch.empty_like(q), torch.empty_like(bound), torch.empty_like(bound, dtype=torch.int32)
-    forward[triton.cdiv(Tq, t["BM"]) * q.size(0) * q.size(1),](q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
+    with torch.cuda.device_of(q):
+        forward[triton.cdiv(Tq, t["BM"]) * q.size(0) * q.size(1),](q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
     return o, lse, limit
 
 
@@ -162,8 +163,9 @@ def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     dq, dk, dv, ddecay, delta = (torch.empty_like(x) for x in (q, k, v, log_decay, lse))
     first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
     counts = lse.new_empty(total, t["BM"])
-    backward_rows[start.numel(),](q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay, Tq, Tk, scale, **t)
-    backward_columns[last.numel(),](q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv, Tq, Tk, scale, **t)
+    with torch.cuda.device_of(q):
+        backward_rows[start.numel(),](q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay, Tq, Tk, scale, **t)
+        backward_columns[last.numel(),](q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv, Tq, Tk, scale, **t)
     return dq, dk, dv, ddecay
 
 
@@ -185,4 +187,5 @@ tra.register_autograd(backward, setup_context=save)
 
 def tra_attention(q, k, v, log_decay):
     """As in model_tra.py: q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq) -> (B, H, Tq, d)."""
+    assert q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype, "the queries are the last of the keys, of one dtype"
     return tra(q.contiguous(), k.contiguous(), v.contiguous(), log_decay.float().contiguous())[0]
