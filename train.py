@@ -360,6 +360,7 @@ def main():
             sys.exit(130)
 
     if ddp:
+        dist.barrier()  # gloo's threads let go of the last tensors meanwhile; ended at once, a process can wait for them for ever
         dist.destroy_process_group()
     if rank:
         return
