@@ -2197,7 +2197,7 @@ needs_triton = pytest.mark.skipif(not kernels, reason="needs Triton")
 def test_kernels_equal_the_plain_functions():
     """Runs every test named test_interpreted_... in a process of its own."""
     env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted"], env=env,
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "interpreted"], env=env,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and "skipped" not in done.stdout and re.search(r"\b[3-9]\d passed", done.stdout), done.stdout
 
