@@ -2418,5 +2418,6 @@ def test_kernels_compile_and_forward_spills_nothing(target):
         for name, fn, constants in bench.kernel_jobs(d):
             if "forward" in name or d == 64 or target == 80:
                 report = bench.kernel_report(fn, constants, target)
-                assert report["spill_stores"] <= (0 if "forward" in name else 260) and 0 < report["registers"], (name, d, report)
+                most = 0 if "forward" in name else 260 if target == 80 else 100
+                assert report["spill_stores"] <= most and 0 < report["registers"], (name, d, report)
                 assert report["shared_bytes"] <= (99 if target == 80 else 227) * 1024, (name, d, report)  # 99 KB: sm_86 and sm_89
