@@ -1,17 +1,11 @@
 """
-The classics: one GPT, ten ways to tell it where a token is. Read this file first, then diff any
-other model file against it: the diff is the lesson.
+The plain GPT: causal attention, and nothing that says where a token is (NoPE, Haviv et al., 2022).
+Read this file first, then diff any other model file against it: the diff is the lesson.
 
-    softmax_j( q_i . k_j / sqrt(d) + bias_ij ) v_j        over the keys j <= i
+    logit_ij = q_i . k_j / sqrt(d)            for the keys j <= i
+    out_i = sum_j softmax_j(logit_ij) v_j
 
-Every encoding is one small class with up to three hooks: embed() adds to the token embedding,
-rotate() turns q and k, bias() adds to the attention logits.
-
-What the papers do differently, and why we do not:
-- one backbone for all (RMSNorm, GELU, no linear biases), so that only the encoding differs
-- T5 gives every distance its own entry (no logarithmic buckets) and keeps the 1/sqrt(d)
-- relative is q_i . e[i-j] without 1/sqrt(d), as CoPE has it, so that the two can be compared
-- randomized labels (Ruoss et al., 2023) are drawn once per forward, for the whole batch
+The backbone is GPT-2's as nanoGPT has it, with RMSNorm and without biases, the same in every file.
 """
 import math
 from dataclasses import dataclass
@@ -20,12 +14,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
     vocab_size: int = 257   # set by the tokenizer or the task
     n_layer: int = 4        # transformer blocks
     n_head: int = 4         # attention heads per block
@@ -33,195 +27,50 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
-    pe: str = "rope"        # nope learned sinusoidal rope alibi t5 kerple fire relative label
-    capped: bool = False    # relative: reuse the last table entry beyond block_size (default: add nothing there)
-    n_label: int = 0        # label: size of the label table, 0 means 16 * block_size
-    hard: bool = False      # attend to the one best key alone (CoPE, appendix C); its weights' gradient is softmax's
 
+
+VARIANTS = dict(nope=dict())
 
 # -----------------------------------------------------------------------------
-# ten encodings. pos (T,) are absolute positions, i (Tq, 1) and j (Tk,) those of queries and keys
+# attention: first as the paper writes it, then as it runs
 
-class NoPE(nn.Module):
-    """Nothing: a causal mask alone tells a first token from a last one (Haviv et al., 2022)."""
-    per_layer = False  # whether every layer learns its own
-    bias = None        # or a method (q, i, j) -> (1 or B, H, Tq, Tk), added to the logits
-
-    def __init__(self, config):
-        super().__init__()
-
-    def embed(self, x, pos, cache):  # x (B, T, C)
-        return x
-
-    def rotate(self, q, k, pos):     # q, k (B, H, T, d)
-        return q, k
+EQUATION = "logit_ij = q_i . k_j / sqrt(d)"
+STEP = "none: no key is near or far"
 
 
-class Learned(NoPE):
-    """A vector per absolute position (Vaswani et al., 2017). The table ends, and so does the model."""
-    def __init__(self, config):
-        super().__init__(config)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
-
-    def embed(self, x, pos, cache):
-        end = (cache.t if cache is not None else 0) + x.size(1)
-        if end > self.wpe.num_embeddings:
-            raise ValueError(f"learned positions end at block_size={self.wpe.num_embeddings}; {end} tokens do not fit")
-        return x + self.wpe(pos)
+def literal(q, k, v):
+    """The equation as written, T x T: attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    bias = torch.zeros_like(qk)
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
 
 
-class Sinusoidal(NoPE):
-    """Fixed sines and cosines added to the embedding (Vaswani et al., 2017)."""
-    def embed(self, x, pos, cache):
-        C = x.size(-1)
-        freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
-        angle = pos[:, None] * freq                                         # (T, C/2)
-        return x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
-
-
-class RoPE(NoPE):
-    """Rotate q and k by an angle that grows with position (Su et al., 2021)."""
-    def __init__(self, config):
-        super().__init__(config)
-        if config.n_embd // config.n_head % 2:
-            raise ValueError(f"rope turns pairs of channels: head size {config.n_embd // config.n_head} is odd")
-
-    def rotate(self, q, k, pos):
-        half = q.size(-1) // 2
-        freq = 10000.0 ** (-torch.arange(half, device=q.device) / half)     # (d/2,)
-        angle = pos[:, None] * freq                                         # (T, d/2)
-        cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
-
-        def turn(x):
-            a, b = x[..., :half], x[..., half:]
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        return turn(q), turn(k)
-
-
-class ALiBi(NoPE):
-    """-m_h (i - j), the slopes m_h fixed (Press et al., 2021)."""
-    def __init__(self, config):
-        super().__init__(config)
-        n = 2 ** math.floor(math.log2(config.n_head))                       # largest power of 2 <= n_head
-        m = [2 ** (-8 * h / n) for h in range(1, n + 1)]
-        m += [2 ** (-4 * h / n) for h in range(1, 2 * (config.n_head - n), 2)]  # the rest, from between
-        self.register_buffer("m", torch.tensor(m), persistent=False)
-
-    def bias(self, q, i, j):
-        return -self.m[None, :, None, None] * (i - j)
-
-
-class T5(NoPE):
-    """A learned scalar per head and distance, the last one reused beyond the table (Raffel et al., 2020)."""
-    def __init__(self, config):
-        super().__init__(config)
-        self.r = nn.Parameter(torch.randn(config.n_head, config.block_size) * 0.02)
-
-    def bias(self, q, i, j):
-        return self.r[None, :, (i - j).clamp(0, self.r.size(1) - 1)]
-
-
-class Kerple(NoPE):
-    """-p log(1 + a (i - j)), p and a learned per head (Chi et al., 2022, the logarithmic kernel)."""
-    per_layer = True
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.p = nn.Parameter(torch.rand(config.n_head) * 2)
-        self.a = nn.Parameter(torch.rand(config.n_head))
-
-    def bias(self, q, i, j):
-        p, a = (x.clamp(min=1e-2)[None, :, None, None] for x in (self.p, self.a))
-        return -p * torch.log(1 + a * (i - j).clamp(min=0))
-
-
-class FIRE(NoPE):
-    """MLP( psi(i - j) / psi(max(i, L)) ), psi(x) = log(|c| x + 1), L = 512 |m| (Li et al., 2023)."""
-    per_layer = True
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(inplace=True), nn.Linear(32, config.n_head))
-        self.c = nn.Parameter(torch.tensor(0.1))
-        self.m = nn.Parameter(torch.tensor(1.0))
-
-    def bias(self, q, i, j):
-        def psi(x):
-            return torch.log(self.c.abs() * x + 1)
-        x = psi((i - j).clamp(min=0)) / (psi(torch.maximum(i, self.m.abs() * 512)) + 1e-6)
-        return self.mlp(x[..., None]).permute(2, 0, 1)[None]                # (1, H, Tq, Tk)
-
-
-class Relative(NoPE):
-    """q_i . e[i - j], one table for all heads and layers (Shaw et al., 2018, as in CoPE's Eq. 3)."""
-    def __init__(self, config):
-        super().__init__(config)
-        self.e = nn.Parameter(torch.zeros(config.n_embd // config.n_head, config.block_size))
-        self.capped = config.capped
-
-    def bias(self, q, i, j):
-        P = self.e.size(1)
-        z = q @ self.e.to(q.dtype)                                          # (B, H, Tq, P)
-        far = (i - j).clamp(0, P - 1)
-        b = z.gather(-1, far.expand(*z.shape[:2], -1, -1))                  # (B, H, Tq, Tk)
-        return b if self.capped else b * (i - j < P)
-
-
-class Label(NoPE):
-    """Learned vectors for a random increasing sequence of labels, at test time too (Ruoss et al., 2023)."""
-    def __init__(self, config):
-        super().__init__(config)
-        if config.n_label < 0:
-            raise ValueError("n_label must be 0 (16 * block_size) or more")
-        self.wpe = nn.Embedding(config.n_label or 16 * config.block_size, config.n_embd)
-
-    def embed(self, x, pos, cache):
-        start, T, R = cache.t if cache is not None else 0, x.size(1), self.wpe.num_embeddings
-        if start == 0:  # a new sequence: a sorted draw without replacement, for its whole length to come
-            n = T if cache is None else max(T, cache.size)
-            if n > R:
-                raise ValueError(f"label: {n} tokens do not fit in n_label={R} labels; train with a larger --n_label")
-            self.labels = torch.randperm(R)[:n].sort().values
-        if start + T > len(self.labels):
-            raise ValueError(f"label: the cache announced {len(self.labels)} tokens, more came; make it with Cache(size)")
-        return x + self.wpe(self.labels[start:start + T].to(x.device))
-
-
-ENCODINGS = dict(nope=NoPE, learned=Learned, sinusoidal=Sinusoidal, rope=RoPE, alibi=ALiBi, t5=T5,
-                 kerple=Kerple, fire=FIRE, relative=Relative, label=Label)
-VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS} | dict(relative_capped=dict(pe="relative", capped=True),
-                                                        learned_hard=dict(pe="learned", hard=True))
-
-
-# -----------------------------------------------------------------------------
-# attention
-
-def attention(q, k, v, bias=None, hard=False):
+def attention(q, k, v):
     """
-    softmax(q k^T / sqrt(d) + bias) v, causal; hard puts the largest weight at 1, with softmax's gradient of the weights.
+    The same in blocks of query rows: softmax(q k^T / sqrt(d)) v, causal.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    bias: None, or a function of (query rows, i (n, 1), j (m,)) -> (1 or B, H, n, m). Returns (B, H, Tq, d).
+    Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    if bias is None and not hard and Tq in (1, Tk):
+    if Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
     y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
-        rows = q[:, :, start - (Tk - Tq):end - (Tk - Tq)]
-        b = bias(rows, i, j) if bias else q.new_zeros(())
-        b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
-        if hard:
-            a = (rows @ k[:, :, :end].transpose(-1, -2) / math.sqrt(q.size(3)) + b).softmax(-1)
-            y.append((F.one_hot(a.argmax(-1), end) + (a - a.detach())).to(v.dtype) @ v[:, :, :end])  # straight-through
-            continue
-        y.append(F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=b))
+        here = slice(start - Tk + Tq, end - Tk + Tq)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device)
+        mask = j <= i
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
     return torch.cat(y[::-1], dim=2)
 
 
 class Cache:
-    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 
@@ -243,17 +92,16 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
-        self.hard = config.hard
 
-    def forward(self, x, cache, pe, pos):
+    def forward(self, x, cache):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
-        if self.qk_norm:
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
-        q, k = pe.rotate(q, k, pos)
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = attention(q, k, v, pe.bias, self.hard)
+        y = attention(q, k, v)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -300,29 +148,21 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        if config.pe not in ENCODINGS:
-            raise ValueError(f"pe={config.pe!r} is not one of {', '.join(ENCODINGS)}")
-        pe = ENCODINGS[config.pe]
-        self.pe = nn.ModuleList(pe(config) for _ in range(config.n_layer if pe.per_layer else 1))
-        self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-
-    def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
-        start = cache.t if cache is not None else 0
-        pos = torch.arange(start, start + T, device=idx.device)
-        x = self.drop(self.pe[0].embed(self.wte(idx), pos, cache))
-        for layer, block in enumerate(self.h):
-            x = block(x, cache, self.pe[layer % len(self.pe)], pos)
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
         logits = self.lm_head(self.ln_f(x))
         loss = None
         if targets is not None:

@@ -1,20 +1,17 @@
 """
 CABLE, Context-aware Biases for Length Extrapolation: every token says how big a step it is, every
-query says how much distance matters to it (anonymous EMNLP submission, 2025; Eq. 2-7).
+query how much distance matters to it (anonymous EMNLP submission, 2025; Eq. 2-7).
 
     a_t = relu(x_t W_c + b_c)         how big a step token t is, per head        (Eq. 2)
     S_i = a_0 + ... + a_i             the road walked so far                     (Eq. 3, 4)
     g_i = softplus(x_i W_s + b_s)     how much query i minds the distance        (Eq. 6)
     logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j)                             (Eq. 5, 7)
 
-With a = 1 and g = m_h this is ALiBi; without g and with softplus steps it is the Forgetting
-Transformer. What differs from the paper, and why:
-- the paper prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
-- backbone: RMSNorm and no linear biases, where GPT-2 has LayerNorm and biases, the same in every model
-  file here; W_c and W_s do have their biases b_c and b_s
-- g_i S_i is the same for a whole row and falls out of the softmax, so in true float32 (the CPU) CABLE is plain
-  attention with one more channel, q' = [q, sqrt(d) g], k' = [k, S]: torch's fused kernel, no T x T matrix.
-  bfloat16 and TF32 are too coarse for S: there the float32 difference S_i - S_j becomes a mask, ROWS at a time.
+With a = 1 and g = m_h this is ALiBi; without g and with softplus steps it is FoX.
+What differs from the paper, and why:
+- it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
+- W_c and W_s read the whole residual stream, as in the authors' code; Eq. 2 and 6 have one head's d
+- backbone: ours, where the paper has GPT-2's LayerNorm and biases; W_c and W_s keep their biases
 """
 import math
 from dataclasses import dataclass
@@ -24,17 +21,17 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 try:
-    from kernels import cable_attention as fused
-    from kernels import usable
-except ImportError:  # no Triton, or this file alone
-    fused = None
+    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
+except ImportError:             # this file alone
+    def attend(plain, *args):
+        return plain(*args)
 
-ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
     vocab_size: int = 257   # set by the tokenizer or the task
     n_layer: int = 4        # transformer blocks
     n_head: int = 4         # attention heads per block
@@ -42,50 +39,62 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
-    weight: bool = True       # g, the query's own weight; without it CABLE_NW
-    step: str = "relu"        # relu (the paper) or softplus (then CABLE_NW is the Forgetting Transformer)
+    weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
+    step: str = "relu"        # or softplus: CABLE_NW is then the Forgetting Transformer
     log_kernel: bool = False  # K-CABLE: -g log(1 + (S_i - S_j)^2), for shallow models
-    causal: bool = True       # False: both directions, -g |S_i - S_j|, for masked-token models
 
 
 VARIANTS = dict(cable=dict(), cable_nw=dict(weight=False), k_cable=dict(log_kernel=True),
                 cable_nw_softplus=dict(weight=False, step="softplus"))
 
-
 # -----------------------------------------------------------------------------
-# attention
+# attention: first as the paper writes it, then as it runs
 
-def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
-    """
-    softmax(q k^T / sqrt(d) - g_i (S_i - S_j)) v, CABLE Eq. 7 (Eq. 5 without g).
-    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    S (B, H, Tk) the inclusive cumulative sum of the steps; g (B, H, Tq) or None for 1. Returns (B, H, Tq, d).
-    S and g are float32 (or float64), whatever the dtype of q.
-    """
+EQUATION = "logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a)"
+STEP = "a_k = relu(x_k W_c): the key decides"
+
+
+def literal(q, k, v, S, g=None, log_kernel=False):
+    """The equation as written, T x T: cable_attention's arguments -> its output, its parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
+    distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
+    g = 1 if g is None else g[..., None]
+    bias = -g * (torch.log(1 + distance**2) if log_kernel else distance)
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
+
+def cable_attention(q, k, v, S, g=None, log_kernel=False):
+    """
+    The same in blocks of query rows: softmax(q k^T / sqrt(d) - g_i (S_i - S_j)) v, causal (Eq. 7).
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
+    float64 whatever the dtype of q: bfloat16 is too coarse for S. Returns (B, H, Tq, d).
+    """
+    Tq, Tk = q.size(2), k.size(2)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
-    if causal and not log_kernel and Tq == Tk and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
-        # softmax ignores g_i S_i: the bias is one more channel of q . k. Halving S's range keeps digits.
-        S = S - S[:, :, Tk // 2, None].detach()
-        q, k = torch.cat((q, math.sqrt(d) * g[..., None]), -1), torch.cat((k, S[..., None]), -1)
-        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :-1]
     y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
-        end = min(start + ROWS, Tk)
-        seen = end if causal else Tk  # these rows see the first `seen` keys
-        here = slice(start - (Tk - Tq), end - (Tk - Tq))
-        b = S[:, :, start:end, None] - S[:, :, None, :seen]                 # (B, H, rows, seen), float32
-        b = torch.log1p(b * b) if log_kernel else b.abs()
-        b = -g[:, :, here, None] * b
-        if causal:
-            i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(seen, device=q.device)
-            b = b.masked_fill(j > i, float("-inf"))
-        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :seen], v[:, :, :seen], attn_mask=b.to(q.dtype)))
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - Tk + Tq, end - Tk + Tq)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device)
+        distance = S[:, :, start:end, None] - S[:, :, None, :end]           # (B, H, rows, end)
+        if log_kernel:
+            distance = torch.log1p(distance * distance)
+        bias = -g[:, :, here, None] * distance
+        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
     return torch.cat(y[::-1], dim=2)
 
 
 class Cache:
-    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 
@@ -105,27 +114,27 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.w_c = nn.Linear(config.n_embd, config.n_head)  # steps: from the whole width, not a head's slice
+        self.w_c = nn.Linear(config.n_embd, config.n_head)
         self.w_s = nn.Linear(config.n_embd, config.n_head) if config.weight else None
         self.step = {"relu": F.relu, "softplus": F.softplus}[config.step]
-        self.log_kernel, self.causal = config.log_kernel, config.causal
+        self.log_kernel = config.log_kernel
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
-        self.fused = fused if config.causal else None
 
     def forward(self, x, cache):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
-        if self.qk_norm:
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         S = self.step(self.w_c(x).float()).transpose(1, 2).cumsum(-1)       # (B, H, T)
-        g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None  # (B, H, T)
+        g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None
         if cache is not None:
-            if cache.t:  # go on from the last sum, never sum again
+            if cache.t:  # continue from the last sum, never sum again
                 S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
-            k, v, S = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("S", S)))
-        attend = self.fused if self.fused and usable(q) else cable_attention
-        y = attend(q, k, v, S, g, self.log_kernel, self.causal)
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+            S = cache.append(f"S{self.layer}", S)
+        y = attend(cable_attention, q, k, v, S, g, self.log_kernel)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -174,22 +183,18 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-
-    def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
-        if cache is not None and not self.config.causal:
-            raise ValueError("causal=False has no cache: every token sees tokens still to come")
         x = self.drop(self.wte(idx))
         for block in self.h:
             x = block(x, cache)

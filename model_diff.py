@@ -1,15 +1,16 @@
 """
-Differential Transformer: two attention maps, the second subtracted from the first as noise (Ye et al., 2024, Eq. 1-3).
+Differential Transformer: two attention maps, the second subtracted from the first as noise
+(Ye et al., 2024, Eq. 1-3).
 
-    A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2))      q and k cut into halves, turned by RoPE
-    lambda = exp(l_q1 . l_k1) - exp(l_q2 . l_k2) + l_init                       one per layer, l_q1 ... learned vectors
-    l_init = 0.8 - 0.6 exp(-0.3 layer)                                          layer from 0
-    out = (1 - l_init) RMSNorm(A v)                                             the norm is per head
+    A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2))
+    lambda = exp(l_q1 . l_k1) - exp(l_q2 . l_k2) + l_init      one per layer, l_q1 ... learned
+    l_init = 0.8 - 0.6 exp(-0.3 layer)                         layer from 0
+    out = (1 - l_init) RMSNorm(A v)                            the norm is per head
 
+q1, q2 are the halves of q, k1, k2 those of k, each turned by RoPE.
 What differs from the paper, and why:
-- as many heads as the other models, each with two maps of half its size, where the paper halves the number of heads:
-  parameters and FLOPs are the same, and n_head means the same in every table
-- q1 . k1 is taken as [q1, 0] . k and q2 . k2 as [0, q2] . k: both maps run in torch's fused kernel on the same k and v
+- as many heads as the other models, each with two maps of half its size, where the paper halves
+  the number of heads: parameters and FLOPs are equal, and n_head means the same in every table
 """
 import math
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
     vocab_size: int = 257   # set by the tokenizer or the task
     n_layer: int = 4        # transformer blocks
     n_head: int = 4         # attention heads per block
@@ -35,28 +36,48 @@ class GPTConfig:
 
 VARIANTS = dict(diff=dict())
 
-
 # -----------------------------------------------------------------------------
-# attention
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2)), with RoPE"
+STEP = "none: the bias is in the rotation of q and k"
+
+
+def literal(q, k, v, lam):
+    """The equation as written, T x T: diff_attention's arguments -> its output, its parts."""
+    Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q[..., :half] @ k[..., :half].transpose(-1, -2) / math.sqrt(half)  # of the first map
+    noise = q[..., half:] @ k[..., half:].transpose(-1, -2) / math.sqrt(half)
+    bias = torch.zeros_like(qk)
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    attention = attention - lam * noise.masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
+
 
 def diff_attention(q, k, v, lam):
     """
-    (softmax(q1 k1^T / sqrt(d/2)) - lam softmax(q2 k2^T / sqrt(d/2))) v, causal; q1, q2 the halves of q, k1, k2 of k.
-    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys; lam a number.
-    Returns (B, H, Tq, d).
+    The same in blocks of query rows. [q1, 0] . k is q1 . k1, and [0, q2] . k is q2 . k2: both maps
+    run as one batch in torch's fused kernel.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    lam is a number. Returns (B, H, Tq, d).
     """
     Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
-    q = torch.cat((F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))))  # both maps as one batch
+    q = torch.cat((F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))))
     k, v = k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)
-    scale, y = 1 / math.sqrt(half), []
+    scale = 1 / math.sqrt(half)
     if Tq in (1, Tk):
-        y = [F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale)]
-    else:
-        for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
-            end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-            seen = torch.arange(end, device=q.device) <= torch.arange(start, end, device=q.device)[:, None]
-            rows = q[:, :, start - (Tk - Tq):end - (Tk - Tq)]
-            y.append(F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale))
+        a, b = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale).chunk(2)
+        return a - lam * b
+    y = []
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - Tk + Tq, end - Tk + Tq)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device)
+        mask = j <= i
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask, scale=scale))
     a, b = torch.cat(y[::-1], dim=2).chunk(2)
     return a - lam * b
 
@@ -72,7 +93,7 @@ def rotate(x, pos):
 
 
 class Cache:
-    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 
@@ -93,7 +114,8 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         d = config.n_embd // config.n_head
-        self.l_q1, self.l_k1, self.l_q2, self.l_k2 = (nn.Parameter(0.1 * torch.randn(d // 2)) for _ in range(4))
+        self.l_q1, self.l_k1, self.l_q2, self.l_k2 = (
+            nn.Parameter(0.1 * torch.randn(d // 2)) for _ in range(4))
         self.l_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
         self.ln_head = nn.RMSNorm(d, eps=1e-6)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -101,15 +123,18 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, cache, pos):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
-        if self.qk_norm:
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
-        q, k = (torch.cat([rotate(half, pos) for half in z.chunk(2, dim=-1)], -1) for z in (q, k))
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        q = torch.cat([rotate(half, pos) for half in q.chunk(2, dim=-1)], -1)
+        k = torch.cat([rotate(half, pos) for half in k.chunk(2, dim=-1)], -1)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        lam = (self.l_q1 * self.l_k1).sum().exp() - (self.l_q2 * self.l_k2).sum().exp() + self.l_init
-        y = diff_attention(q, k, v, lam.to(v.dtype))
-        y = (1 - self.l_init) * self.ln_head(y.float()).to(v.dtype)
+        first, second = (self.l_q1 * self.l_k1).sum().exp(), (self.l_q2 * self.l_k2).sum().exp()
+        lam = first - second + self.l_init
+        y = diff_attention(q, k, v, lam)
+        y = (1 - self.l_init) * self.ln_head(y.to(x.dtype))
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -150,7 +175,8 @@ class GPT(nn.Module):
         if config.norm not in ("pre", "post"):
             raise ValueError(f"norm={config.norm!r} is not one of pre, post")
         if config.n_embd // config.n_head % 4:
-            raise ValueError(f"diff halves heads and turns pairs: head size {config.n_embd // config.n_head} is not divisible by 4")
+            raise ValueError(f"diff halves heads and turns pairs: head size "
+                             f"{config.n_embd // config.n_head} is not divisible by 4")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -158,19 +184,17 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-
-    def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         start = cache.t if cache is not None else 0
         pos = torch.arange(start, start + T, device=idx.device)

@@ -1,17 +1,15 @@
 """
-FoX, the Forgetting Transformer: every token says how much of the past it lets through (Lin et al., 2025, Eq. 3-5;
-"FoT" in TRA's tables).
+FoX, the Forgetting Transformer: every token says how much of the past it lets through (Lin et al.,
+2025, Eq. 3-5; "FoT" in TRA's tables).
 
-    f_t = sigmoid(x_t W_f + b_f)                            the forget gate of token t, per head
+    f_t = sigmoid(x_t W_f + b_f)                   the forget gate of token t, per head
     F_i = log f_0 + ... + log f_i
-    logit_ij = q_i . k_j / sqrt(d) + F_i - F_j              the sum of log f from j + 1 to i
+    logit_ij = q_i . k_j / sqrt(d) + F_i - F_j     the sum of log f from j + 1 to i
 
-It is CABLE without the query weight and with softplus steps (-log f = softplus of the negated gate). What differs from
-the paper, and why:
-- only the attention of the paper's "FoX (LLaMA)": no output gate, no short convolution, on the backbone of every model file here
+It is CABLE without the query's weight and with softplus steps: -log f = softplus(-gate).
+What differs from the paper, and why:
+- only the attention of its "FoX (LLaMA)": no output gate, no short convolution, our backbone
 - b_f starts at 0, as in TRA's comparison
-- F_i is the same for a whole row and falls out of the softmax, so in true float32 (the CPU) this is plain attention
-  with one more channel; bfloat16 and TF32 are too coarse for F: there the float32 difference becomes a mask
 """
 import math
 from dataclasses import dataclass
@@ -21,17 +19,17 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 try:
-    from kernels import fox_attention as fused
-    from kernels import usable
-except ImportError:  # no Triton, or this file alone
-    fused = None
+    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
+except ImportError:             # this file alone
+    def attend(plain, *args):
+        return plain(*args)
 
-ROWS = 128  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
     vocab_size: int = 257   # set by the tokenizer or the task
     n_layer: int = 4        # transformer blocks
     n_head: int = 4         # attention heads per block
@@ -43,35 +41,48 @@ class GPTConfig:
 
 VARIANTS = dict(fox=dict())
 
-
 # -----------------------------------------------------------------------------
-# attention
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "logit_ij = q_i . k_j / sqrt(d) + F_i - F_j,  F = cumsum(log f)"
+STEP = "-log f_k, f_k = sigmoid(x_k W_f): the key decides"
+
+
+def literal(q, k, v, F_):
+    """The equation as written, T x T: fox_attention's arguments -> its output, its parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    step = -F_.diff(prepend=torch.zeros_like(F_[..., :1]))[:, :, None] * seen
+    distance = (F_[:, :, None, :] - F_[:, :, Tk - Tq:, None]) * seen
+    bias = -distance
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
 
 def fox_attention(q, k, v, F_):
     """
-    softmax(q k^T / sqrt(d) + F_i - F_j) v, causal.
+    The same in blocks of query rows: softmax(q k^T / sqrt(d) + F_i - F_j) v, causal.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    F_ (B, H, Tk) the inclusive cumulative sum of log f, float32 (or float64). Returns (B, H, Tq, d).
+    F_ (B, H, Tk), the cumulative sum of log f, in float32 or float64. Returns (B, H, Tq, d).
     """
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    if Tq == Tk and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
-        # softmax ignores F_i: -F_j is one more channel of q . k. Halving F's range keeps digits.
-        S = F_[:, :, Tk // 2, None].detach() - F_
-        q, k = F.pad(q, (0, 1), value=math.sqrt(d)), torch.cat((k, S[..., None]), -1)
-        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), is_causal=True, scale=1 / math.sqrt(d))[..., :-1]
+    Tq, Tk = q.size(2), k.size(2)
     y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - (Tk - Tq), end - (Tk - Tq))
-        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)
-        b = F_[:, :, start:end, None] - F_[:, :, None, :end]                # (B, H, rows, end), float32
-        b = b.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=b))
+        here = slice(start - Tk + Tq, end - Tk + Tq)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device)
+        bias = F_[:, :, start:end, None] - F_[:, :, None, :end]             # (B, H, rows, end)
+        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
     return torch.cat(y[::-1], dim=2)
 
 
 class Cache:
-    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 
@@ -91,23 +102,23 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.w_f = nn.Linear(config.n_embd, config.n_head)  # forget gates: from the whole width, not a head's slice
+        self.w_f = nn.Linear(config.n_embd, config.n_head)  # reads the whole width
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
-        self.fused = fused
 
     def forward(self, x, cache):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
-        if self.qk_norm:
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         F_ = F.logsigmoid(self.w_f(x).float()).transpose(1, 2).cumsum(-1)   # (B, H, T)
         if cache is not None:
-            if cache.t:  # go on from the last sum, never sum again
+            if cache.t:  # continue from the last sum, never sum again
                 F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
-            k, v, F_ = (cache.append(f"{name}{self.layer}", new) for name, new in (("k", k), ("v", v), ("F", F_)))
-        attend = self.fused if self.fused and usable(q) else fox_attention
-        y = attend(q, k, v, F_)
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+            F_ = cache.append(f"F{self.layer}", F_)
+        y = attend(fox_attention, q, k, v, F_)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -154,19 +165,17 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-
-    def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         x = self.drop(self.wte(idx))
         for block in self.h:

@@ -1,19 +1,20 @@
 """
-TRA, Threshold Relative Attention: first drop the keys that do not matter to this query, then count the distance
-over those that are left (anonymous ICML submission, 2025; Eq. 3-12).
+TRA, Threshold Relative Attention: first drop the keys that do not matter to this query, then count
+the distance over those that are left (anonymous ICML submission, 2025; Eq. 3-12).
 
     s_ij = q_i . k_j / sqrt(d)
-    M_ij = 1 if s_ij > 0 else 0          who passes the threshold           (Eq. 3, 4)
-    C_ij = M_ij + ... + M_ii             survivors from key j to query i    (Eq. 6; the nearest one has C = 1)
-    delta_i = sigmoid(x_i W_f + b_f)     how fast query i forgets, per head (Eq. 8)
-    logit_ij = s_ij + C_ij log delta_i   where M = 1, the others are removed (Eq. 9-12)
+    M_ij = 1 if s_ij > 0 else 0            who passes the threshold                (Eq. 3, 4)
+    C_ij = M_ij + ... + M_ii               survivors from j to i, the nearest is 1 (Eq. 6)
+    delta_i = sigmoid(x_i W_f + b_f)       how fast query i forgets, per head      (Eq. 8)
+    logit_ij = s_ij + C_ij log delta_i     where M = 1, others are removed         (Eq. 9-12)
 
-With every score positive C = i - j + 1, and this is ALiBi with a slope per query. What differs from the paper, and why:
-- a row with no survivor outputs 0. The paper's -1e11 would give such a row equal weights on every key, those of the
-  future included, which leaks; the authors' notebook zeroes it, too
-- norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook has both, and
-  the results lean on them (`python reproduce.py tra_norm` separates the effects)
-- backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E; the same in every model file here
+With every score positive C = i - j + 1, and this is ALiBi with a slope per query.
+What differs from the paper, and why:
+- a row with no survivor outputs 0, as in the authors' notebook. The paper's -1e11 would give such
+  a row equal weights on every key, those of the future included: a leak
+- norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook
+  has both, and the results lean on them (`python reproduce.py tra_norm`)
+- backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E
 - M and C have no gradient: a step function has none
 """
 import math
@@ -24,17 +25,17 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 try:
-    from kernels import tra_attention as fused
-    from kernels import usable
-except ImportError:  # no Triton, or this file alone
-    fused = None
+    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
+except ImportError:             # this file alone
+    def attend(plain, *args):
+        return plain(*args)
 
-ROWS = 64  # query rows taken at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 64   # query rows at a time, five matrices each: memory grows with ROWS * T, never T * T
 
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond it
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
     vocab_size: int = 257   # set by the tokenizer or the task
     n_layer: int = 4        # transformer blocks
     n_head: int = 4         # attention heads per block
@@ -46,33 +47,51 @@ class GPTConfig:
 
 VARIANTS = dict(tra=dict())
 
-
 # -----------------------------------------------------------------------------
-# attention
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "logit_ij = q_i . k_j / sqrt(d) + C_ij log delta_i where q_i . k_j > 0, else dropped"
+STEP = "1 if q_i . k_k > 0, else 0: query and key decide, all or nothing"
+
+
+def literal(q, k, v, log_decay):
+    """The equation as written, T x T: tra_attention's arguments -> its output, its parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    step = ((qk > 0) & seen).to(log_decay.dtype)                            # M
+    distance = step.flip(-1).cumsum(-1).flip(-1)                            # C, summed from j to i
+    bias = (distance * log_decay[..., None]).masked_fill(step == 0, float("-inf"))
+    attention = (qk + bias).softmax(-1).nan_to_num(0)  # no survivor: 0 / 0
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
 
 def tra_attention(q, k, v, log_decay):
     """
-    Softmax over the keys with q . k > 0 of q k^T / sqrt(d) + C log delta, TRA Eq. 12; a row without such a key gives 0.
+    The same in blocks of query rows: softmax over the keys with q . k > 0, causal (Eq. 12).
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    log_decay (B, H, Tq) is log delta, float32 (or float64) whatever the dtype of q. Returns (B, H, Tq, d).
+    log_decay (B, H, Tq), log delta, in float32 or float64. Returns (B, H, Tq, d).
     """
-    Tq, Tk, y = q.size(2), k.size(2), []
-    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: a plain cumsum counts from the query
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse their memory
+    Tq, Tk = q.size(2), k.size(2)
+    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    y = []
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
-        here, seen = slice(start - (Tk - Tq), end - (Tk - Tq)), slice(Tk - end, Tk)
-        i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end - 1, -1, -1, device=q.device)
-        s = (q[:, :, here] @ k[:, :, seen].transpose(-1, -2)).to(log_decay.dtype)  # (B, H, rows, end)
-        M = (s > 0) & (j <= i)
-        C = M.cumsum(-1, dtype=s.dtype)                                     # survivors from j to i; exact below 2^24
+        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device).flip(0)
+        s = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(log_decay.dtype)
+        M = (s > 0) & (j <= i)                                              # (B, H, rows, end)
+        C = M.cumsum(-1, dtype=s.dtype)                                     # exact below 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
-        a = torch.where(M, a, -1e30).softmax(-1)                            # not -inf: a row of them would be NaN
-        y.append(torch.where(C[..., -1:] > 0, a.to(v.dtype) @ v[:, :, seen], 0))
+        a = torch.where(M, a, -1e30).softmax(-1)  # not -inf: NaN rows would reach the gradients
+        y.append(torch.where(C[..., -1:] > 0, a.to(v.dtype) @ v[:, :, keys], 0))
     return torch.cat(y[::-1], dim=2)
 
 
 class Cache:
-    """What a layer must remember of past tokens: named buffers (B, H, T, ...) that grow by doubling."""
+    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 
@@ -92,21 +111,20 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.w_f = nn.Linear(config.n_embd, config.n_head)  # decay: from the whole width, not a head's slice
+        self.w_f = nn.Linear(config.n_embd, config.n_head)  # reads the whole width
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
-        self.fused = fused
 
     def forward(self, x, cache):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head).transpose(1, 2).chunk(3, dim=1)  # (B, H, T, d)
-        if self.qk_norm:
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))  # autocast would leave them in float32
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
-        if cache is not None:  # the counts start at the query: nothing else to remember
+        if cache is not None:  # counts start at the query: nothing else to remember
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        attend = self.fused if self.fused and usable(q) else tra_attention
-        y = attend(q, k, v, log_decay)
+        y = attend(tra_attention, q, k, v, log_decay)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -153,19 +171,17 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-
-    def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) token ids; targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss or None."""
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         x = self.drop(self.wte(idx))
         for block in self.h:

@@ -1,41 +1,79 @@
 """
-The attention of CABLE, FoX, CoPE and TRA as Triton kernels, forward and backward: the same functions as in the model
-files, with no T x T matrix in memory. A model file does without them where they cannot run:
+Every way to compute an attention that is faster than the plain function of its model file.
 
-    try:
-        from kernels import cable_attention as fused
-        from kernels import usable
-    except ImportError:  # no Triton: a Mac, say
-        fused = None
+    y = attend(cable_attention, q, k, v, S, g)
 
-With TRITON_INTERPRET=1 in the environment they run on the CPU: slowly, to be tested.
+attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), an
+extra key column on a CPU (cpu.py). The plain function stays the truth. Before a way runs for the
+first time, it is compared with the very function it was given, outputs and gradients; where the two
+differ the plain function runs, and one line says so. So an attention that was edited, or a GPU that
+nobody has seen, gives the right result, only slower.
+
+Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
+import functools
+import math
 import os
+import sys
 
 import torch
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # a * b + c as one instruction: Triton 3.9 warns where this is left open
-import triton  # noqa: E402
+from . import cpu
 
-from .cope import cope_attention
-from .separable import cable_attention, fox_attention
-from .tra import tra_attention
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where this is left open
+try:
+    import triton
 
-__all__ = ["cable_attention", "fox_attention", "cope_attention", "tra_attention", "usable", "why_not"]
+    from . import cope, separable, tra
+except ImportError:  # a Mac, say
+    triton = None
 
-enabled = True  # --kernel off makes it False
-INTERPRET = triton.knobs.runtime.interpret
+enabled = True  # False: only plain functions run
+INTERPRET = triton is not None and triton.knobs.runtime.interpret
+# Names are those of the model files' functions. A way returns None for what it cannot do.
+ON_CPU = dict(cable_attention=cpu.column, fox_attention=cpu.fox_column)
+ON_GPU = {} if triton is None else dict(
+    cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
+    cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
 
 
-@torch.compiler.assume_constant_result
-def capability(index):
-    """8 for an A100, 9 for an H100. A constant to torch.compile, which cannot trace the question."""
-    return torch.cuda.get_device_properties(index).major
+def attend(plain, *args):
+    """plain(*args), by a faster way if there is one that equals plain. args begin with q, k, v."""
+    fast = faster(plain, *args)
+    y = fast(*args) if fast else None
+    return plain(*args) if y is None else y
 
 
-def why_not(q):
-    """Why the kernels cannot take queries like q (B, H, T, d), in plain words; "" if they can."""
+def faster(plain, *args):
+    """
+    -> the function that attend would run instead of plain, or None. It was compared with plain for
+    this device, dtype, kind of options, and length up to a power of 2: a window of 512 tokens, say,
+    is full attention until there are more.
+    """
+    q, k, _, *options = args
+    if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
+        return None
+    if q.device.type == "cpu" and not INTERPRET:
+        fast = ON_CPU.get(plain.__name__)
+    else:
+        fast = None if why_no_triton(q) else ON_GPU.get(plain.__name__)
+    if fast is None:
+        return None
+    kinds = []  # options as constants: a table's shape, "tensor" for what has a row per token
+    for x in options:
+        if torch.is_tensor(x):
+            x = tuple(x.shape) if x.dim() == 2 else "tensor"
+        kinds.append(x)
+    length = (int(k.size(2)) - 1).bit_length()  # int: torch.compile then fixes the length
+    same = equal(plain, fast, q.device, q.dtype, q.size(1), q.size(3), tuple(kinds), length)
+    return fast if same else None
+
+
+def why_no_triton(q):
+    """Why the Triton kernels cannot take queries like q (B, H, T, d), in plain words, or ""."""
     d = q.size(-1)
+    if triton is None:
+        return "no Triton"
     if not enabled:
         return "turned off"
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -47,6 +85,114 @@ def why_not(q):
     return "" if INTERPRET and q.device.type == "cpu" else "no CUDA"
 
 
-def usable(q):
-    """Whether to call a kernel for q. Not for the one query of cached decoding: a program per head leaves most of a GPU idle."""
-    return q.size(2) > 1 and not why_not(q)
+@torch.compiler.assume_constant_result
+def capability(index):
+    """8 for an A100, 9 for an H100. A constant to torch.compile, which cannot trace this."""
+    return torch.cuda.get_device_properties(index).major
+
+
+# -----------------------------------------------------------------------------
+# is a faster way equal to the plain function?
+
+TOLERANCE = 1e-4  # of the largest value, in float32
+SHORT = 37        # tokens in the comparison with gradients
+LAST = 63         # query rows compared at long lengths
+QUERIES = dict(cable_attention=(0, 4), fox_attention=(0,), cope_attention=(0,),
+               tra_attention=(0, 3))  # which arguments have a row per query
+
+
+compared = {}     # what was compared -> whether the two were equal
+
+
+@torch.compiler.assume_constant_result
+def equal(plain, fast, device, dtype, H, d, options, length):
+    """
+    Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, with
+    steps so small that every key matters and with large ones; on 2 ** length tokens, where that is
+    more, the last outputs. The random numbers of the caller stay as they are.
+    """
+    key = plain, fast, device, dtype, H, d, options, length
+    if key in compared:
+        return compared[key]
+    cases = [(SHORT, 1), (SHORT, SHORT)]
+    if 2 ** length > SHORT:
+        cases.append((2 ** length, 1))
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+            found = [difference(plain, fast, device, H, d, options, *case) for case in cases]
+            said = f"differs by {max(found):.1e} of the largest value"
+    except Exception as e:  # another signature, a compiler that gives up: whatever it is, not equal
+        found, said = [math.inf], f"could not be compared: {type(e).__name__}: {e}".splitlines()[0]
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    told = any(k[0] is plain and not same for k, same in compared.items())
+    compared[key] = all(x <= TOLERANCE for x in found)
+    if not compared[key] and not told:
+        print(f"{plain.__module__}.{plain.__name__} runs as it is written: "
+              f"its faster way in kernels/ {said}", file=sys.stderr)
+    return compared[key]
+
+
+def difference(plain, fast, device, H, d, options, T, walk):
+    """
+    The largest difference between outputs, and for few tokens gradients, over the largest value,
+    for B = 1 and T tokens whose steps sum to about `walk`.
+    A way that does not take these options does not differ: it will not run.
+    """
+    name = plain.__name__
+    rng = torch.Generator("cpu").manual_seed(0)
+    random = dict(generator=rng, dtype=torch.float32, device="cpu")  # whatever the defaults are
+    q, k, v, keys = torch.randn(4, 1, H, T, d, **random)
+    steps, weight = torch.rand(2, 1, H, T, **random)
+    steps = steps * walk / T
+    tensors = dict(cable_attention=(steps.cumsum(-1), weight),
+                   fox_attention=(-steps.cumsum(-1),),
+                   tra_attention=(-steps,),
+                   cope_attention=(None, keys))[name]
+    more = list(options)
+    for n, was in enumerate(options):
+        if was == "tensor":
+            more[n] = tensors[n]
+        elif isinstance(was, tuple):
+            more[n] = torch.randn(was, **random)
+    args = [x.to(device) if torch.is_tensor(x) else x for x in (q, k, v, *more)]
+    gradients = T <= SHORT
+    inputs = [x.requires_grad_(gradients) for x in args if torch.is_tensor(x)]
+    last = list(args)
+    for n in QUERIES[name]:
+        if n < len(args) and torch.is_tensor(args[n]):
+            last[n] = args[n][:, :, -LAST:]
+    with torch.set_grad_enabled(gradients):
+        ours, theirs = fast(*args), plain(*last)
+        if ours is None:
+            return 0.0
+        pairs = [(ours[:, :, -LAST:], theirs)]
+        if gradients:
+            dy = torch.cos(torch.arange(theirs.numel(), device=device)).view_as(theirs)
+            pairs += zip(torch.autograd.grad(ours, inputs, dy),
+                         torch.autograd.grad(theirs, inputs, dy))
+    return max((ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+               for ours, theirs in pairs)
+
+
+# -----------------------------------------------------------------------------
+# for bench.py: inputs on which there is more or less to do than on an untrained model's
+
+def rare_gates(q, k, v, *rest):
+    """CoPE with gates of .03 on average: the counts fill late."""
+    q, k = q.clone(), k.clone()
+    q[..., 0], k[..., 0] = 7.0, -0.5 * math.sqrt(q.size(3))  # q . k / sqrt(d) is 3.5 lower
+    return q, k, v, *rest
+
+
+def decay(delta, q, k, v, log_decay):
+    """TRA where all queries forget at the same pace."""
+    return q, k, v, torch.full_like(log_decay, math.log(delta))
+
+
+REGIMES = dict(
+    cope_attention={"gates 0.03": rare_gates},
+    tra_attention={"decay 0.5": functools.partial(decay, 0.5),
+                   "decay 0.99": functools.partial(decay, 0.99)})

@@ -1,25 +1,35 @@
 """
-CABLE, K-CABLE, FoX and ALiBi in Triton: flash attention whose bias is a function of the difference of two numbers, one per position.
+CABLE, K-CABLE, FoX and ALiBi in Triton: flash attention whose bias is a function of the difference
+of two numbers, one per position.
 
-    logit_ij = q_i . k_j / sqrt(d) - g_i f(t_ij),  t_ij = S_i - S_j,  j <= i        f(t) = t, for K-CABLE log(1 + t^2)
+    logit_ij = q_i . k_j / sqrt(d) - g_i f(t_ij),  t_ij = S_i - S_j,  j <= i
+    f(t) = t, for K-CABLE log(1 + t^2)
 
-CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. It equals cable_attention (causal) in
-model_cable.py and fox_attention in model_fox.py. S (B, H, Tk) and g (B, H, Tq) are float32, and their difference is
-taken in float32 inside a tile, because bfloat16 is too coarse for S.
+CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. It equals
+cable_attention in model_cable.py and fox_attention in model_fox.py. S (B, H, Tk) and g (B, H, Tq)
+are float32, and their difference is taken in float32 inside a tile, because bfloat16 is too coarse
+for S.
 
-Forward: one program takes BM queries and walks the keys BN at a time, keeping each row's running maximum and sum. It
-stores the output and each row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the logits:
+Forward: one program takes BM queries and walks the keys BN at a time, keeping each row's running
+maximum and sum. It stores the output and each row's log-sum-exp. Backward, with P = softmax(logit),
+dL the gradient of the logits:
 
-    dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i                    dv = P^T dO
-    dq = dL K / sqrt(d)       dg_i = -sum_j dL_ij f(t_ij)       dS_i -= g_i sum_j dL_ij f'(t_ij)      (along a row)
-    dk = dL^T Q / sqrt(d)                                       dS_j += sum_i g_i dL_ij f'(t_ij)      (along a column)
+    dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i
+    dv = P^T dO
+    along a row:      dq = dL K / sqrt(d)
+                      dg_i = -sum_j dL_ij f(t_ij)
+                      dS_i -= g_i sum_j dL_ij f'(t_ij)
+    along a column:   dk = dL^T Q / sqrt(d)
+                      dS_j += sum_i g_i dL_ij f'(t_ij)
 
-One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same numbers every time. (With
-f(t) = t the row's part of dS is 0 but for rounding. That rounding cancels the column's, so it stays.)
+One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
+numbers every time. (With f(t) = t the row's part of dS is 0 but for rounding. That rounding cancels
+the column's, so it stays.)
 
-Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit times sqrt(d): scale and
-log2(e) become one factor c in exp2(c x - ...), and the query's weight becomes w_i = -g_i sqrt(d). q, k, v may have any
-strides; o, dq, dk, dv lie in memory as (B, T, H, d), which is what a model wants next.
+Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit
+times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's weight
+becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
+(B, T, H, d), which is what a model wants next.
 """
 import math
 
@@ -27,17 +37,19 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
-LOG2E = tl.constexpr(math.log2(math.e))
-
+from .common import LOG2E, check, dot, place, place_keys
 
 # -----------------------------------------------------------------------------
-# pieces of all three kernels. D is the head size, C the next power of 2
+# pieces of all three kernels
 
 @triton.jit
 def load(at, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CHECK: tl.constexpr):
-    """An (R, C) tile of rows of D numbers; 0 where there are none. Only `left` rows are left, if we must CHECK."""
-    r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    """
+    An (R, C) tile of rows of D numbers; 0 where there are none. Only `left` rows are left, if we
+    must CHECK.
+    """
+    r = tl.arange(0, R)[:, None]
+    c = tl.arange(0, C)[None, :]
     if CHECK or D < C:
         return tl.load(at + r * stride + c, mask=(r < left) & (c < D), other=0.0)
     return tl.load(at + r * stride + c)
@@ -45,15 +57,9 @@ def load(at, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CH
 
 @triton.jit
 def store(at, x, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    r = tl.arange(0, R)[:, None]
+    c = tl.arange(0, C)[None, :]
     tl.store(at + r * stride + c, x.to(at.dtype.element_ty), mask=(r < left) & (c < D))
-
-
-@triton.jit
-def dot(a, b, acc=None):
-    if INTERPRET:  # the interpreter multiplies bfloat16 as if it were integers
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")  # float32 stays float32: no TF32
 
 
 @triton.jit
@@ -63,17 +69,19 @@ def f(t, LOG: tl.constexpr):
 
 @triton.jit
 def times_slope(x, t, LOG: tl.constexpr):
-    return x * (2 * t / (1 + t * t)) if LOG else x  # x f'(t)
+    """x f'(t)"""
+    return x * (2 * t / (1 + t * t)) if LOG else x
 
 
 @triton.jit
-def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt,
+            D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
     """This program's block of queries: batch, head, first row, all rows, and their q, S and w."""
-    blocks = tl.cdiv(Tq, BM)
-    bh = (tl.program_id(0) // blocks).to(tl.int64)              # 64 bits: B H T d can be more than 2^31
-    first = (blocks - 1 - tl.program_id(0) % blocks) * BM      # the longest rows of a head first
+    bh, block = place(Tq, BM)
+    first = block * BM
     r = first + tl.arange(0, BM)
-    q = load(Q + bh // H * qb + bh % H * qh + first.to(tl.int64) * qt, qt, Tq - first, D, BM, C, True)
+    Q += bh // H * qb + bh % H * qh + first.to(tl.int64) * qt
+    q = load(Q, qt, Tq - first, D, BM, C, True)
     Si = tl.load(S + bh * Tk + r + Tk - Tq, mask=r < Tq, other=0.0)
     w = tl.load(G + bh * Tq + r, mask=r < Tq, other=0.0) * (-1 / scale)
     return bh // H, bh % H, first, r, q, Si, w
@@ -84,16 +92,22 @@ def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D: tl.constexpr, C: tl.conste
 
 @triton.jit
 def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk,
-                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
-    """Keys start..end-1 for one block of queries; acc (BM, C), running maximum m and sum of weights (BM)."""
+                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
+                  LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+    """
+    Keys start..end-1 for one block of queries; acc (BM, C), running maximum m and sum of weights
+    (BM).
+    """
     for n in range(start, end, BN):
         j = tl.multiple_of(n, BN) + tl.arange(0, BN)
         k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
         Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
-        x = tl.fma(w[:, None], f(Si[:, None] - Sj[None, :], LOG), dot(q, tl.trans(k)))  # a plain + would join the dot, and stall it
+        t = Si[:, None] - Sj[None, :]
+        # a plain + would join the dot, and stall it
+        x = tl.fma(w[:, None], f(t, LOG), dot(q, tl.trans(k)))
         if DIAGONAL:
             x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
-        new = tl.maximum(m, tl.max(x, 1))  # finite: every query sees the first key of the first tile
+        new = tl.maximum(m, tl.max(x, 1))  # finite: all queries see the first key of the first tile
         p = tl.exp2(x * c - (new * c)[:, None])
         keep = tl.exp2((m - new) * c)
         v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
@@ -106,21 +120,32 @@ def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk
 
 
 @triton.jit
-def forward_kernel(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
+def forward_kernel(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
+                   qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                   LOG: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
-    i, c = r + Tk - Tq, scale * LOG2E                           # i: a query's position among the keys
-    K, V, S = K + b * kb + h * kh, V + b * vb + h * vh, S + (b * H + h) * Tk
-    diagonal = (first + Tk - Tq) // BN * BN                     # all queries here see every key before this one
+    i = r + Tk - Tq                              # a query's position among the keys
+    c = scale * LOG2E
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    S += (b * H + h) * Tk
+    diagonal = (first + Tk - Tq) // BN * BN      # all queries here see every key before this one
     end = tl.minimum(first + BM + Tk - Tq, Tk)
-    tl.assume(diagonal < end)                                   # else ptxas (C7515) runs the matrix products one by one
-    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+    tl.assume(diagonal < end)                    # else ptxas (C7515) serializes the products
+    K2 = K + diagonal.to(tl.int64) * kt
+    V2 = V + diagonal.to(tl.int64) * vt
 
-    acc, m, total = tl.zeros((BM, C), tl.float32), tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
-    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt, diagonal, end, Tk, D, C, BN, LOG, True)
-    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, 0, diagonal, Tk, D, C, BN, LOG, False)
+    acc = tl.zeros((BM, C), tl.float32)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt,
+                                  diagonal, end, Tk, D, C, BN, LOG, True)
+    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt,
+                                  0, diagonal, Tk, D, C, BN, LOG, False)
 
-    store(Out + ((b * Tq + first) * H + h) * D, acc / total[:, None], H * D, Tq - first, D, BM, C)
+    out = ((b * Tq + first) * H + h) * D
+    store(Out + out, acc / total[:, None], H * D, Tq - first, D, BM, C)
     tl.store(Lse + (b * H + h) * Tq + r, m * c + tl.log2(total), mask=r < Tq)  # base 2
 
 
@@ -129,7 +154,9 @@ def forward_kernel(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk, qb, qh, qt, kb, kh
 
 @triton.jit
 def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start, end, Tk,
-              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
+              LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+    """Keys start..end-1 for one block of queries."""
     for n in range(start, end, BN):
         j = tl.multiple_of(n, BN) + tl.arange(0, BN)
         k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
@@ -150,24 +177,35 @@ def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start
 
 
 @triton.jit
-def row_kernel(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
-               D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
+def row_kernel(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
+               qb, qh, qt, kb, kh, kt, vb, vh, vt,
+               D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+               LOG: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
-    i, c = r + Tk - Tq, scale * LOG2E
-    out, row = ((b * Tq + first) * H + h) * D, (b * H + h) * Tq + r
+    i = r + Tk - Tq
+    c = scale * LOG2E
+    out = ((b * Tq + first) * H + h) * D
+    row = (b * H + h) * Tq + r
     do = load(dOut + out, H * D, Tq - first, D, BM, C, True)
     o = load(Out + out, H * D, Tq - first, D, BM, C, True)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    lse = tl.load(Lse + row, mask=r < Tq, other=float("inf"))  # inf: rows past the end weigh nothing
-    K, V, S = K + b * kb + h * kh, V + b * vb + h * vh, S + (b * H + h) * Tk
+    lse = tl.load(Lse + row, mask=r < Tq, other=float("inf"))  # rows past the end weigh nothing
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    S += (b * H + h) * Tk
     diagonal = (first + Tk - Tq) // BN * BN
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)
-    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+    K2 = K + diagonal.to(tl.int64) * kt
+    V2 = V + diagonal.to(tl.int64) * vt
 
-    dq, dg, dS = tl.zeros((BM, C), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
-    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt, diagonal, end, Tk, D, C, BN, LOG, True)
-    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, 0, diagonal, Tk, D, C, BN, LOG, False)
+    dq = tl.zeros((BM, C), tl.float32)
+    dg = tl.zeros((BM,), tl.float32)
+    dS = tl.zeros((BM,), tl.float32)
+    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt,
+                           diagonal, end, Tk, D, C, BN, LOG, True)
+    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt,
+                           0, diagonal, Tk, D, C, BN, LOG, False)
 
     store(dQ + out, dq * scale, H * D, Tq - first, D, BM, C)
     tl.store(dG + row, dg, mask=r < Tq)
@@ -179,8 +217,10 @@ def row_kernel(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, 
 # backward along columns: dk, dv, the key's part of dS. Tiles are transposed: (BN keys, BM queries)
 
 @triton.jit
-def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, ot, start, end, Tq, Tk,
-                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, ot,
+                 start, end, Tq, Tk,
+                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+                 LOG: tl.constexpr, DIAGONAL: tl.constexpr):
     """Queries start..end-1 for one block of keys."""
     for n in range(start, end, BM):
         r = tl.multiple_of(n, BM) + tl.arange(0, BM)
@@ -205,30 +245,42 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
 
 
 @triton.jit
-def column_kernel(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr):
-    blocks = tl.cdiv(Tk, BN)
-    bh = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = bh // H, bh % H
-    first = tl.program_id(0) % blocks * BN                      # the first keys have the most queries
-    j, c = first + tl.arange(0, BN), scale * LOG2E
-    S, G, Lse, Delta = S + bh * Tk, G + bh * Tq, Lse + bh * Tq, Delta + bh * Tq
-    k = load(K + b * kb + h * kh + first.to(tl.int64) * kt, kt, Tk - first, D, BN, C, True)
-    v = load(V + b * vb + h * vh + first.to(tl.int64) * vt, vt, Tk - first, D, BN, C, True)
+def column_kernel(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
+                  qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                  LOG: tl.constexpr):
+    bh, tile = place_keys(tl.cdiv(Tk, BN))
+    b = bh // H
+    h = bh % H
+    first = tile * BN
+    j = first + tl.arange(0, BN)
+    c = scale * LOG2E
+    S += bh * Tk
+    G += bh * Tq
+    Lse += bh * Tq
+    Delta += bh * Tq
+    K += b * kb + h * kh + first.to(tl.int64) * kt
+    V += b * vb + h * vh + first.to(tl.int64) * vt
+    k = load(K, kt, Tk - first, D, BN, C, True)
+    v = load(V, vt, Tk - first, D, BN, C, True)
     Sj = tl.load(S + j, mask=j < Tk, other=0.0)
-    start = tl.maximum(first - (Tk - Tq), 0) // BM * BM          # the tile of the first query to see any of these keys
-    full = tl.maximum(tl.cdiv(tl.maximum(first + BN - 1 - (Tk - Tq), 0), BM) * BM, start + BM)  # from here queries see all
+    start = tl.maximum(first - (Tk - Tq), 0) // BM * BM  # the tile of the first query to see a key
+    full = tl.cdiv(tl.maximum(first + BN - 1 - (Tk - Tq), 0), BM) * BM
+    full = tl.maximum(full, start + BM)                  # from here queries see all of the keys
     end = tl.minimum(full, Tq)
     tl.assume(start < end)
     Q += b * qb + h * qh + start.to(tl.int64) * qt
     dOut += ((b * Tq + start) * H + h) * D
-    Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
+    Q2 = Q + (full - start) * qt
+    dOut2 = dOut + (full - start) * H * D
 
-    dk, dv, dS = tl.zeros((BN, C), tl.float32), tl.zeros((BN, C), tl.float32), tl.zeros((BN,), tl.float32)
-    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, H * D,
-                              start, end, Tq, Tk, D, C, BM, LOG, True)
-    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta, qt, H * D,
-                              full, Tq, Tq, Tk, D, C, BM, LOG, False)
+    dk = tl.zeros((BN, C), tl.float32)
+    dv = tl.zeros((BN, C), tl.float32)
+    dS = tl.zeros((BN,), tl.float32)
+    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta,
+                              qt, H * D, start, end, Tq, Tk, D, C, BM, LOG, True)
+    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta,
+                              qt, H * D, full, Tq, Tq, Tk, D, C, BM, LOG, False)
 
     out = ((b * Tk + first) * H + h) * D
     store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
@@ -240,7 +292,10 @@ def column_kernel(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk
 # as an operator that autograd and torch.compile know
 
 def tiles(d, dtype, log_kernel):
-    """(BM queries, BN keys, warps, stages) of the three kernels: the largest whose tiles (nearly) stay in registers."""
+    """
+    (BM queries, BN keys, warps, stages) of the three kernels: the largest whose tiles (nearly) stay
+    in registers.
+    """
     if dtype == torch.float32:
         return (32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)
     if d > 64:
@@ -248,37 +303,55 @@ def tiles(d, dtype, log_kernel):
     return (128, 128, 8, 3), (128, 64, 8, 3), (32 if log_kernel else 64, 128, 8, 3)
 
 
+def constants(d, tile, log_kernel):
+    """A kernel's compile-time arguments for heads of size d and its own of tiles(...)."""
+    BM, BN, warps, stages = tile
+    C = triton.next_power_of_2(d)
+    return dict(D=d, C=C, BM=BM, BN=BN, LOG=log_kernel, num_warps=warps, num_stages=stages)
+
+
 def new(x):
     """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
-    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    x = x.transpose(1, 2)
+    return torch.empty_like(x, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def launch(kernel, tile, block, q, k, v, log_kernel, *tensors):
-    BM, BN, warps, stages = tile
-    (B, H, Tq, d), Tk = q.shape, k.size(2)
-    programs = B * H * triton.cdiv(*((Tq, BM) if block == "queries" else (Tk, BN)))
+def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
+    """Runs the kernel, one program for each of a head's blocks of queries or keys."""
+    B, H, Tq, d = q.shape
+    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     with torch.cuda.device_of(q):
-        kernel[(programs,)](q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, Tk, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-                            D=d, C=triton.next_power_of_2(d), BM=BM, BN=BN, LOG=log_kernel, num_warps=warps, num_stages=stages)
+        kernel[(B * H * blocks,)](
+            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides,
+            **constants(d, tile, log_kernel))
 
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
 def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
               log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """S (B, H, Tk) and g (B, H, Tq) float32, contiguous -> o, lse."""
     out, lse = new(q), torch.empty_like(g)
-    launch(forward_kernel, tiles(q.size(3), q.dtype, log_kernel)[0], "queries", q, k, v, log_kernel, S, g, out, lse)
+    tile = tiles(q.size(3), q.dtype, log_kernel)[0]
+    blocks = triton.cdiv(q.size(2), tile[0])
+    launch(forward_kernel, tile, blocks, q, k, v, log_kernel, S, g, out, lse)
     return out, lse
 
 
 @torch.library.custom_op("nanope::separable_backward", mutates_args=())
-def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor, out: torch.Tensor,
-                       lse: torch.Tensor, dout: torch.Tensor, log_kernel: bool) -> list[torch.Tensor]:
+def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor,
+                       g: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
+                       log_kernel: bool) -> list[torch.Tensor]:
+    """-> dq, dk, dv, dS, dg."""
+    Tq, Tk = q.size(2), k.size(2)
     dout = dout.transpose(1, 2).contiguous()
-    dq, dk, dv, dS, dg, dSq, delta = new(q), new(k), new(v), torch.empty_like(S), *(torch.empty_like(g) for _ in range(3))
+    dq, dk, dv, dS, dg = gradients(q, k, v, S, g)
+    dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
     _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
-    launch(row_kernel, rows, "queries", q, k, v, log_kernel, S, g, out, lse, dout, dq, dg, dSq, delta)
-    launch(column_kernel, columns, "keys", q, k, v, log_kernel, S, g, lse, dout, delta, dk, dv, dS)
-    dS[:, :, k.size(2) - q.size(2):] += dSq
+    launch(row_kernel, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
+           S, g, out, lse, dout, dq, dg, dS_of_queries, delta)
+    launch(column_kernel, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
+           S, g, lse, dout, delta, dk, dv, dS)
+    dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]
 
 
@@ -289,6 +362,11 @@ def _(q, k, v, S, g, log_kernel):
 
 @separable_backward.register_fake
 def _(q, k, v, S, g, out, lse, dout, log_kernel):
+    return gradients(q, k, v, S, g)
+
+
+def gradients(q, k, v, S, g):
+    """Empty dq, dk, dv, dS, dg."""
     return [new(q), new(k), new(v), torch.empty_like(S), torch.empty_like(g)]
 
 
@@ -305,13 +383,16 @@ def backward(ctx, dout, dlse):
 separable.register_autograd(backward, setup_context=save)
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=False, causal=True):
-    """cable_attention of model_cable.py, causal only. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g (B, H, Tq) or None for 1."""
-    assert causal, "the kernel is causal"
-    assert q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype, "the queries are the last of the keys, of one dtype"
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # the kernels step through d by one
+def cable_attention(q, k, v, S, g=None, log_kernel=False):
+    """
+    cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
+    (B, H, Tq) or None for 1 -> (B, H, Tq, d). log_kernel: K-CABLE's f.
+    """
+    check(q, k, v)
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
     g = S.new_ones(()) if g is None else g
-    S, g = S.float().expand(k.shape[:3]).contiguous(), g.float().expand(q.shape[:3]).contiguous()
+    S = S.float().expand(k.shape[:3]).contiguous()
+    g = g.float().expand(q.shape[:3]).contiguous()
     return separable(q, k, v, S, g, log_kernel)[0]
 
 

@@ -3,24 +3,28 @@ TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix.
 
     s_ij = q_i . k_j / sqrt(d), only keys with s_ij > 0 survive
     C_ij = survivors among keys j ... i
-    logit_ij = s_ij + C_ij log delta_i            log delta (B, H, Tq) float32; a row without survivors gives 0
+    logit_ij = s_ij + C_ij log delta_i            log delta (B, H, Tq) float32
 
-As in cope.py a program takes BM rows and walks the keys leftwards from the diagonal in tiles of BN, each row carrying its
-count. What the band ends at differs: nothing is left of it, as the decay has made it too small to matter. With m the row's
-largest logit so far, c its count and N the keys to come, those can add at most
+A row without survivors gives 0. As in cope.py a program takes BM rows and walks the keys leftwards
+from the diagonal in tiles of BN, each row carrying its count. What the band ends at differs:
+nothing is left of it, as the decay has made it too small to matter. With m the row's largest logit
+so far, c its count and N the keys to come, those can add at most
 
-    sum_{n>=1} exp(U + (c + n) log delta) <= exp(U + (c + 1) log delta) min(N, 1 / (1 - delta)),   U = |q_i| max_{j<=i} |k_j| / sqrt(d)
+    sum_{n>=1} exp(U + (c + n) log delta) <= exp(U + (c + 1) log delta) min(N, 1 / (1 - delta))
+    U = |q_i| max_{j<=i} |k_j| / sqrt(d)
 
-to a sum of at least exp(m). A block stops when this is below e^-17 of it for all its rows: 4e-8, less than float32 sees.
-(The gradient of log delta weighs keys by their count besides: there, 4e-8 times the counts left out.)
-A row without survivors never stops. limit (B, H, Tq) is where a row stopped: keys j >= limit_i were seen.
+to a sum of at least exp(m). A block stops when this is below e^-17 of it for all its rows: 4e-8,
+less than float32 sees. (The gradient of log delta weighs keys by their count besides: there, 4e-8
+times the counts left out.) A row without survivors never stops. limit (B, H, Tq) is where a row
+stopped: keys j >= limit_i were seen.
 
 Backward, with A = softmax(logit); the count has no gradient:
 
     dL_ij = A_ij (dO_i . v_j - dO_i . O_i)        dv = A^T dO
     dq = dL K / sqrt(d)     dk = dL^T Q / sqrt(d)     dlog delta_i = sum_j dL_ij C_ij
 
-`backward_rows` counts again and leaves every tile's carry to `backward_columns`, packed as in cope.py. No atomics.
+backward_rows counts again and leaves every tile's carry to backward_columns, packed as in cope.py.
+No atomics.
 """
 import math
 
@@ -28,96 +32,140 @@ import torch
 import triton
 import triton.language as tl
 
-from .cope import attend, bands, load, place, store
-from .separable import LOG2E, dot
+from .common import (
+    LOG2E,
+    attend,
+    bands,
+    check,
+    constants,
+    dot,
+    gradients,
+    load,
+    outputs,
+    place,
+    place_keys,
+    rows_of,
+    save,
+    store,
+    top_tile,
+)
 
+# -----------------------------------------------------------------------------
+# kernels
 
 @triton.jit
-def forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale, d: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
+            D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """o, lse and limit. bound is U in base 2."""
     head, block = place(Tq, BM)
-    q, o, k, v = q + head * Tq * d, o + head * Tq * d, k + head * Tk * d, v + head * Tk * d
-    r, keys = block * BM + tl.arange(0, BM), tl.arange(0, BN)
-    i, real, at = r + Tk - Tq, r < Tq, head * Tq + r
-    qi = load(q, r, Tq, d, D)
+    q += head * Tq * D
+    o += head * Tq * D
+    k += head * Tk * D
+    v += head * Tk * D
+    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
+    keys = tl.arange(0, BN)
+    qi = load(q, r, Tq, D, C)
     slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
     most = tl.load(bound + at, mask=real, other=float("-inf"))
     many = 1 / (1 - tl.exp2(slope))
     m = tl.full((BM,), -1e30, tl.float32)
     den = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, D), tl.float32)
+    acc = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
-    end, more = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN, True
+    end = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN
+    more = True
     while (end > 0) & more:
         j = end - BN + keys
-        vj = load(v, j, Tk, d, D)
-        s = dot(qi, tl.trans(load(k, j, Tk, d, D)))
+        vj = load(v, j, Tk, D, C)
+        s = dot(qi, tl.trans(load(k, j, Tk, D, C)))
         passed = (s > 0) & (j[None, :] <= i[:, None])
         p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
-        m, den, acc = attend(tl.where(passed, s * scale + p * slope[:, None], float("-inf")), vj, m, den, acc)
+        logits = tl.where(passed, s * scale + p * slope[:, None], float("-inf"))
+        m, den, acc = attend(logits, vj, m, den, acc)
         count += tl.sum(passed.to(tl.float32), 1)
         end -= BN
-        more = tl.max(most - m + (count + 1) * slope + tl.log2(tl.minimum(many, end.to(tl.float32)))) > -17 * LOG2E
+        rest = most - m + (count + 1) * slope  # what the keys to come can add to
+        rest += tl.log2(tl.minimum(many, end.to(tl.float32)))
+        more = tl.max(rest) > -17 * LOG2E
     some = den > 0
-    store(o, r, Tq, tl.where(some[:, None], acc / den[:, None], 0.0), d, D)
+    store(o, r, Tq, tl.where(some[:, None], acc / den[:, None], 0.0), D, C)
     tl.store(lse + at, tl.where(some, m + tl.log2(den), 0.0), mask=real)
     tl.store(limit + at, tl.zeros((BM,), tl.int32) + end, mask=real)
 
 
 @triton.jit
-def backward_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay, Tq, Tk, scale,
-                  d: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """dq, dlog delta; and for the columns delta = dO . O, and the count to the right of every tile."""
+def backward_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
+                  Tq, Tk, scale,
+                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """
+    dq, dlog delta; and for the columns delta = dO . O, and the count to the right of every tile.
+    """
     head, block = place(Tq, BM)
-    q, o, do, dq = q + head * Tq * d, o + head * Tq * d, do + head * Tq * d, dq + head * Tq * d
-    k, v = k + head * Tk * d, v + head * Tk * d
-    r, keys = block * BM + tl.arange(0, BM), tl.arange(0, BN)
-    i, real, at = r + Tk - Tq, r < Tq, head * Tq + r
-    qi, doi = load(q, r, Tq, d, D), load(do, r, Tq, d, D)
-    slope, lsei = tl.load(decay + at, mask=real, other=0.0) * LOG2E, tl.load(lse + at, mask=real, other=0.0)
-    deltai = tl.sum(load(o, r, Tq, d, D).to(tl.float32) * doi.to(tl.float32), 1)
+    q += head * Tq * D
+    o += head * Tq * D
+    do += head * Tq * D
+    dq += head * Tq * D
+    k += head * Tk * D
+    v += head * Tk * D
+    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
+    keys = tl.arange(0, BN)
+    qi = load(q, r, Tq, D, C)
+    doi = load(do, r, Tq, D, C)
+    slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
+    lsei = tl.load(lse + at, mask=real, other=0.0)
+    deltai = tl.sum(load(o, r, Tq, D, C).to(tl.float32) * doi.to(tl.float32), 1)
     tl.store(delta + at, deltai, mask=real)
     lim = tl.load(limit + at, mask=real, other=Tk)
-    top = (tl.minimum(block * BM + BM, Tq) + Tk - Tq - 1) // BN
+    top = top_tile(block, Tq, Tk, BM, BN)
     block += head * tl.cdiv(Tq, BM)
     counts += tl.load(start + block) * BM + tl.arange(0, BM)
-    acc = tl.zeros((BM, D), tl.float32)
+    acc = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     for back in range(top - tl.load(first + block) + 1):
         tl.store(counts + (top - back) * BM, count)
         j = (top - back) * BN + keys
-        kj = load(k, j, Tk, d, D)
+        kj = load(k, j, Tk, D, C)
         s = dot(qi, tl.trans(kj))
         passed = (s > 0) & (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None])
         p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
         a = tl.where(passed, tl.exp2(s * scale + p * slope[:, None] - lsei[:, None]), 0.0)
-        ds = a * (dot(doi, tl.trans(load(v, j, Tk, d, D))) - deltai[:, None])
+        ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
         acc = dot(ds.to(kj.dtype), kj, acc)
         total += tl.sum(ds * p, 1)
         count += tl.sum(passed.to(tl.float32), 1)
-    store(dq, r, Tq, acc * (scale / LOG2E), d, D)
+    store(dq, r, Tq, acc * (scale / LOG2E), D, C)
     tl.store(ddecay + at, total, mask=real)
 
 
 @triton.jit
-def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, dv, Tq, Tk, scale,
-                     d: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    blocks, tiles = tl.cdiv(Tq, BM), tl.cdiv(Tk, BN)
-    head, n = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    q, do, k, v = q + head * Tq * d, do + head * Tq * d, k + head * Tk * d, v + head * Tk * d
+def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, dv,
+                     Tq, Tk, scale,
+                     D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """dk and dv of BN keys, from the rows that see them."""
+    blocks = tl.cdiv(Tq, BM)
+    tiles = tl.cdiv(Tk, BN)
+    head, n = place_keys(tiles)
+    q += head * Tq * D
+    do += head * Tq * D
+    k += head * Tk * D
+    v += head * Tk * D
     j = n * BN + tl.arange(0, BN)
-    kj, vj = load(k, j, Tk, d, D), load(v, j, Tk, d, D)
-    dkj = tl.zeros((BN, D), tl.float32)
-    dvj = tl.zeros((BN, D), tl.float32)
-    for block in range(tl.maximum(n * BN - (Tk - Tq), 0) // BM, tl.load(last + head * tiles + n) + 1):
-        r = block * BM + tl.arange(0, BM)
-        i, real, at = r + Tk - Tq, r < Tq, head * Tq + r
+    kj = load(k, j, Tk, D, C)
+    vj = load(v, j, Tk, D, C)
+    dkj = tl.zeros((BN, C), tl.float32)
+    dvj = tl.zeros((BN, C), tl.float32)
+    begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
+    for block in range(begin, tl.load(last + head * tiles + n) + 1):
+        r, i, real, at = rows_of(block, head, Tq, Tk, BM)
         lim = tl.load(limit + at, mask=real, other=Tk)
         slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
-        lsei, deltai = tl.load(lse + at, mask=real, other=0.0), tl.load(delta + at, mask=real, other=0.0)
+        lsei = tl.load(lse + at, mask=real, other=0.0)
+        deltai = tl.load(delta + at, mask=real, other=0.0)
         here = (tl.load(start + head * blocks + block) + n) * BM + tl.arange(0, BM)
         count = tl.load(counts + here, mask=lim < n * BN + BN, other=0.0)
-        qi, doi = load(q, r, Tq, d, D), load(do, r, Tq, d, D)
+        qi = load(q, r, Tq, D, C)
+        doi = load(do, r, Tq, D, C)
         s = dot(qi, tl.trans(kj))
         passed = (s > 0) & (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None])
         p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
@@ -125,8 +173,8 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
         dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
         ds = a * (dot(doi, tl.trans(vj)) - deltai[:, None])
         dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
-    store(dk + head * Tk * d, j, Tk, dkj * (scale / LOG2E), d, D)
-    store(dv + head * Tk * d, j, Tk, dvj, d, D)
+    store(dk + head * Tk * D, j, Tk, dkj * (scale / LOG2E), D, C)
+    store(dv + head * Tk * D, j, Tk, dvj, D, C)
 
 
 # -----------------------------------------------------------------------------
@@ -134,48 +182,63 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
 
 def tiles(q):
     """Rows, keys and warps of a program, chosen as in cope.py."""
-    BM, BN, warps = (32, 16, 8) if q.dtype == torch.float32 else (64, 64, 4) if q.size(3) <= 64 else (32, 32, 4)
-    return dict(d=q.size(3), D=triton.next_power_of_2(q.size(3)), BM=BM, BN=BN, num_warps=warps, num_stages=2)
+    if q.dtype == torch.float32:
+        return constants(q, 32, 16, 8)
+    if q.size(3) <= 64:
+        return constants(q, 64, 64, 4)
+    return constants(q, 32, 32, 4)
 
 
 @torch.library.custom_op("nanope::tra", mutates_args=())
-def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """All contiguous, log_decay float32 -> o, lse, limit."""
-    Tq, Tk, scale, t = q.size(2), k.size(2), LOG2E.value / math.sqrt(q.size(3)), tiles(q)
-    norm_q, norm_k = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (q, k))
-    bound = scale * norm_q * norm_k.cummax(-1)[0][..., Tk - Tq:]  # of no later key: the future must not even decide where we stop
-    o, lse, limit = torch.empty_like(q), torch.empty_like(bound), torch.empty_like(bound, dtype=torch.int32)
+    B, H, Tq, d = q.shape
+    Tk = k.size(2)
+    scale = LOG2E.value / math.sqrt(d)
+    t = tiles(q)
+    norm_q = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32)
+    norm_k = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32)
+    # of no later key: the future must not even decide where we stop
+    bound = scale * norm_q * norm_k.cummax(-1)[0][..., Tk - Tq:]
+    o, lse, limit = outputs(q)
     with torch.cuda.device_of(q):
-        forward[triton.cdiv(Tq, t["BM"]) * q.size(0) * q.size(1),](q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
+        forward[B * H * triton.cdiv(Tq, t["BM"]),](
+            q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
     return o, lse, limit
 
 
 @tra.register_fake
 def _(q, k, v, log_decay):
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.int32)
+    return outputs(q)
 
 
 @torch.library.custom_op("nanope::tra_backward", mutates_args=())
-def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, o: torch.Tensor,
-                 lse: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                 log_decay: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, limit: torch.Tensor
+                 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """-> dq, dk, dv, dlog_decay."""
-    Tq, Tk, do, scale, t = q.size(2), k.size(2), do.contiguous(), LOG2E.value / math.sqrt(q.size(3)), tiles(q)
-    dq, dk, dv, ddecay, delta = (torch.empty_like(x) for x in (q, k, v, log_decay, lse))
+    Tq, Tk = q.size(2), k.size(2)
+    scale = LOG2E.value / math.sqrt(q.size(3))
+    t = tiles(q)
+    do = do.contiguous()
+    dq, dk, dv, ddecay = gradients(q, k, v, log_decay)
+    delta = torch.empty_like(lse)
     first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
     counts = lse.new_empty(total, t["BM"])
     with torch.cuda.device_of(q):
-        backward_rows[start.numel(),](q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay, Tq, Tk, scale, **t)
-        backward_columns[last.numel(),](q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv, Tq, Tk, scale, **t)
+        backward_rows[start.numel(),](
+            q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
+            Tq, Tk, scale, **t)
+        backward_columns[last.numel(),](
+            q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv,
+            Tq, Tk, scale, **t)
     return dq, dk, dv, ddecay
 
 
 @tra_backward.register_fake
 def _(do, q, k, v, log_decay, o, lse, limit):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(log_decay)
-
-
-def save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, *output)
+    return gradients(q, k, v, log_decay)
 
 
 def backward(ctx, do, dlse, dlimit):
@@ -186,6 +249,10 @@ tra.register_autograd(backward, setup_context=save)
 
 
 def tra_attention(q, k, v, log_decay):
-    """As in model_tra.py: q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq) -> (B, H, Tq, d)."""
-    assert q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype, "the queries are the last of the keys, of one dtype"
-    return tra(q.contiguous(), k.contiguous(), v.contiguous(), log_decay.float().contiguous())[0]
+    """
+    tra_attention of model_tra.py. q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq)
+    -> (B, H, Tq, d).
+    """
+    check(q, k, v)
+    log_decay = log_decay.float().contiguous()
+    return tra(q.contiguous(), k.contiguous(), v.contiguous(), log_decay)[0]

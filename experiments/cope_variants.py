@@ -1,0 +1,226 @@
+"""
+CoPE's count put to other uses (its Tables 2, 4 and 7): an MLP or ALiBi instead of the table of
+positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
+
+    mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation
+    alibi      -m_h p_ij                       slopes m_h given, or learned, from 0
+    relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
+    rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
+
+What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
+does not say what RoPE turns. Read model_cope.py first; here plainness comes before speed.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+import model_classics
+import model_cope
+from model_classics import Relative, RoPE
+from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
+
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig(model_cope.GPTConfig):
+    position: str = "embedding"  # from a count to a bias: embedding (a table), mlp, alibi
+    plus: str = "none"           # beside the count: none, relative, rope
+    slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
+
+
+VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_alibi=dict(position="alibi"),
+                cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"))
+
+# -----------------------------------------------------------------------------
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "logit_ij = q_i . k_j / sqrt(d) + bias(q_i, p_ij),  p_ij = sum of steps from j to i"
+STEP = model_cope.STEP
+
+
+def literal(q, k, v, position, unturned, gate_keys=None):
+    """counting_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
+    j = torch.arange(Tk, device=q.device)
+    float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    gates = qk if gate_keys is None else q @ gate_keys.transpose(-1, -2) / math.sqrt(d)
+    step = gates.to(float_type).sigmoid() * (j <= i)
+    distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=position.P - 1)
+    bias = position(unturned, distance)
+    if position.relative is not None:
+        bias = bias + position.relative.bias(q, i, j)
+    attention = (qk + bias).masked_fill(j > i, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
+
+def counting_attention(q, k, v, position, unturned, gate_keys=None):
+    """
+    The same in blocks of query rows, causal.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    position: a Position; unturned (B, H, Tq, d) are the queries that it sees; gate_keys
+    (B, H, Tk, d) are what the gates see, None for k. Returns (B, H, Tq, d).
+    """
+    Tq, Tk, d, y = q.size(2), k.size(2), q.size(3), []
+    gate_keys = None if gate_keys is None else gate_keys.flip(2)
+    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    gate_keys = k if gate_keys is None else gate_keys
+    float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
+        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
+        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device).flip(0)
+        gates = (q[:, :, here] @ gate_keys[:, :, keys].transpose(-1, -2)).to(float_type)
+        step = (gates / math.sqrt(d)).sigmoid() * (j <= i)
+        distance = step.cumsum(-1).clamp(max=position.P - 1)
+        bias = position(unturned[:, :, here], distance)
+        if position.relative is not None:
+            bias = bias + position.relative.bias(q[:, :, here], i, j)
+        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, keys], v[:, :, keys], attn_mask=mask))
+    return torch.cat(y[::-1], dim=2)
+
+
+def given_slopes(config):
+    try:
+        m = [float(m) for m in config.slopes.split(",")]
+    except ValueError:
+        m = []
+    if not m or not all(map(math.isfinite, m)):
+        raise ValueError(f"slopes={config.slopes!r} must be numbers, as 1,0.5,0.25,0.125")
+    if config.position != "alibi" or len(m) != config.n_head:
+        raise ValueError(f"slopes={config.slopes!r} must be n_head={config.n_head} numbers, "
+                         "with position=alibi")
+    return torch.tensor(m)
+
+
+class Position(nn.Module):
+    """From counts p (B, H, n, m) and queries q (B, H, n, d) to the bias (B, H, n, m)."""
+    def __init__(self, config):
+        super().__init__()
+        d, self.P, self.kind = config.n_embd // config.n_head, config.P, config.position
+        if self.kind == "embedding":
+            self.pos_emb = nn.Parameter(torch.zeros(d, config.P))
+        elif self.kind == "mlp":
+            self.mlp = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, d))
+        elif config.slopes:
+            self.register_buffer("m", given_slopes(config), persistent=False)
+        else:
+            self.m = nn.Parameter(torch.zeros(config.n_head))
+        self.relative = None  # beside the count
+        if config.plus == "relative":
+            shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)
+            self.relative = Relative(model_classics.GPTConfig(**shape))
+
+    def forward(self, q, p):
+        if self.kind == "embedding":
+            return interpolate(q @ self.pos_emb.to(q.dtype), p)
+        if self.kind == "alibi":
+            return -self.m[:, None, None] * p
+        last, y = self.mlp[2], []  # q . (W h + b) = (q W) . h + q . b: never d numbers for a pair
+        with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
+            for rows, count in zip(q.to(p.dtype).split(16, dim=2), p.split(16, dim=2)):
+                h = self.mlp[:2](count[..., None])                     # (B, H, 16, m, 64): large
+                bias = (h @ (rows @ last.weight)[..., None]).squeeze(-1)
+                y.append(bias + rows @ last.bias[:, None])
+        return torch.cat(y, dim=2)
+
+
+class CausalSelfAttention(model_cope.CausalSelfAttention):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.rope = RoPE(config) if config.plus == "rope" else None
+
+    def forward(self, x, cache, position, pos):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        unturned = q
+        if self.rope is not None:
+            q, k = self.rope.rotate(q, k, pos)
+        own = None
+        if self.gates == "sep":
+            own = self.w_g(x).view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+            if own is not None:
+                own = cache.append(f"g{self.layer}", own)
+        gate_keys = dict(key=None, val=v, sep=own)[self.gates]
+        y = counting_attention(q, k, v, position, unturned, gate_keys)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class Block(model_cope.Block):
+    def __init__(self, config, layer):
+        nn.Module.__init__(self)
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = model_cope.MLP(config)
+        self.post = config.norm == "post"
+
+
+def check(config):
+    known = dict(norm=("pre", "post"), gates=("key", "val", "sep"),
+                 position=("embedding", "mlp", "alibi"), plus=("none", "relative", "rope"))
+    for name, words in known.items():
+        if getattr(config, name) not in words:
+            raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
+    if config.n_embd % config.n_head:
+        raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+    if config.plus == "rope" and config.gates != "key":
+        raise ValueError("plus=rope turns q and k: its gates can only be key gates")
+    if config.P < 1:
+        raise ValueError(f"P={config.P} must be at least 1: the table needs a position")
+    if config.slopes:
+        given_slopes(config)
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        check(config)
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        shared = config.share and (config.position != "alibi" or config.slopes)
+        self.pos = nn.ModuleList(Position(config) for _ in range(1 if shared else config.n_layer))
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
+        B, T = idx.shape
+        start = cache.t if cache is not None else 0
+        pos = torch.arange(start, start + T, device=idx.device)
+        x = self.drop(self.wte(idx))
+        for layer, block in enumerate(self.h):
+            x = block(x, cache, self.pos[layer % len(self.pos)], pos)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss
