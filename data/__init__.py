@@ -1,30 +1,197 @@
-"""Text and synthetic tasks, one file each, and here the metrics that several of them share."""
+"""
+Tasks: what every script may expect of one (class Task), how a task is found by its name, and the
+metrics that several tasks share.
+"""
+import dataclasses
+import difflib
+import importlib
 import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+FOLDER = Path(__file__).resolve().parent
+KINDS = ("text", "symbols", "numbers", "pairs")
+
+
+@dataclass
+class Task:
+    """
+    The contract. A task is a file data/NAME.py with a class Task, asked for as --data NAME. It must
+    have `batch` and `vocab_size`; what else it leaves out is as written here, and the scripts use
+    nothing but these members.
+
+    A field, which is a member with a type, is also a flag of train.py, its comment the flag's help.
+    Settings that do not fit raise ValueError, one line for the user, in __post_init__.
+
+    Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
+    from `rng` alone: the same seed gives the same batch on every machine. `score`, `target` and
+    `contrast` are given torch tensors.
+    """
+    data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
+    block_size: int = 64  # tokens in a training sequence
+
+    # text: windows of a long stream, scored by perplexity; also has tokens(split), the stream, and
+    #     meta, what is known about it (see text.py)
+    # symbols: sequences of tokens, scored by `score`
+    # numbers: x is (B, T, features) float32, which no GPT here takes
+    # pairs: x holds pairs of texts that belong together, and `loss` is contrastive
+    kind = "symbols"
+    splits = ("train", "iid")  # train on the first, validate on the second, test all but the first
+    defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
+    stretches = True           # whether a larger block_size makes the sequences longer
+    source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
+
+    # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix, if it
+    #     is known: gives the total variation distance by position
+    # contrast(logits, x) -> a logit (B, T), and whether it should be high (B, T): gives the ROC
+    #     AUC by position
+    target = None
+    contrast = None
+
+    @cached_property
+    def vocab_size(self):
+        """Tokens are from 0 to vocab_size - 1. A task may set it as it likes: `vocab_size = 5`."""
+        file = type(self).__module__.replace(".", "/") + ".py"
+        raise ValueError(f"{file}: class Task has no vocab_size")
+
+    def batch(self, split, batch_size, rng):
+        """-> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored."""
+        raise NotImplementedError
+
+    def loss(self, model, x, y):
+        """What training minimises, a scalar."""
+        return model(x, y)[1]
+
+    def score(self, logits, x, y):
+        """
+        logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): in each sequence, how
+        many of so many trials count. Here the scored positions are the trials, right answers count.
+        """
+        scored = y != -1
+        right = (logits.argmax(-1) == y) & scored
+        return dict(accuracy=(right.sum(1), scored.sum(1)))
+
+    def show(self, x):
+        """The tokens of one sequence x (T,) as labels, for figures."""
+        return [str(token) for token in x]
+
+
+# -----------------------------------------------------------------------------
+# tasks by name
+
+def known():
+    """Every name that --data knows, paths aside: the corpora, then the tasks."""
+    return [*importlib.import_module("data.text").CORPORA, *with_a_file()]
+
+
+def with_a_file():
+    """The names of the tasks that have a file of their own."""
+    stems = {path.stem for path in FOLDER.glob("*.py")}
+    return sorted(stems - {"__init__", "text"})
+
+
+def find(name):
+    """data/NAME.py has the class of the task NAME; any other name is text. Raises ValueError."""
+    if name.isidentifier() and name not in ("__init__", "text"):
+        if (FOLDER / f"{name}.py").exists():
+            return load(name)
+    text = importlib.import_module("data.text")
+    if name not in text.CORPORA and not Path(name).expanduser().exists():
+        close = difflib.get_close_matches(name, known(), n=2, cutoff=0.7)
+        hint = f"choose from {', '.join(known())}"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
+        raise ValueError(f"unknown corpus {name!r} (nor is it a file or folder): {hint}")
+    return text.Task
+
+
+def load(name):
+    """The class Task of data/NAME.py. Raises ValueError that names the file and what is wrong."""
+    file = f"data/{name}.py"
+    try:
+        module = importlib.import_module(f"data.{name}")
+        cls = complete(module.Task) if hasattr(module, "Task") else None
+    except Exception as e:  # a user's file may fail in any way
+        reason = f"{type(e).__name__}: {e}".splitlines()[0]
+        raise ValueError(f"{file} cannot be used ({reason})") from e
+    if not cls:
+        raise ValueError(f"{file} has no class Task")
+    if cls.batch is Task.batch:
+        raise ValueError(f"{file}: class Task has no batch(self, split, batch_size, rng)")
+    if cls.kind not in KINDS:
+        raise ValueError(f"{file}: kind={cls.kind!r} is not one of {', '.join(KINDS)}")
+    if isinstance(cls.splits, str) or len(cls.splits) < 2:
+        raise ValueError(f"{file}: splits needs two names or more, the first one to train on")
+    if not cls.defaults:
+        raise ValueError(f"{file}: defaults needs a size, for example: {Task.defaults}")
+    return cls
+
+
+def complete(cls):
+    """
+    A user's class as a dataclass that inherits from Task, if it is not one already. In it
+    `block_size = 32` does what `block_size: int = 32` does: it changes that field's default.
+    """
+    if "__dataclass_fields__" not in vars(cls):
+        if "__init__" in vars(cls):
+            raise TypeError("Task has an __init__; use fields, and __post_init__ to check them")
+        cls = dataclass(cls)
+    changed = []
+    fields = Task.__dataclass_fields__ | cls.__dataclass_fields__
+    for name, field in fields.items():
+        if name in vars(cls) and name not in cls.__annotations__:
+            changed.append((name, field.type, vars(cls)[name]))
+    bases = (cls,) if issubclass(cls, Task) else (cls, Task)
+    if not changed and len(bases) == 1:
+        return cls
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return dataclasses.make_dataclass("Task", changed, bases=bases, namespace=names)
+
+
+def make(config):
+    """The task config["data"], with those of its fields that config has. Raises ValueError."""
+    cls = find(config["data"])
+    return cls(**{f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config})
+
+
+# -----------------------------------------------------------------------------
+# metrics
 
 def tvd(logits, target):
-    """Total variation distance, 1/2 sum |softmax(logits) - target| (Post-Norm, Eq. 7): logits, target (..., n) -> (...)."""
+    """
+    Total variation distance, 1/2 sum |softmax(logits) - target| (Post-Norm, Eq. 7):
+    logits, target (..., n) -> (...).
+    """
     return (logits.float().softmax(-1) - target).abs().sum(-1) / 2
 
 
 def auc(logits, positive):
     """
-    ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is above a negative's, over all pairs
-    of sequences, ties 1/2. NaN where there are only positives or only negatives, and where a logit is NaN.
+    ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is
+    above a negative's, over all pairs of sequences, ties 1/2. NaN where there are only positives or
+    only negatives, and where a logit is NaN.
     """
     found = []
     for column, good in zip(logits.T, positive.T):
-        _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
-        rank = (counts.cumsum() - (counts - 1) / 2)[where]  # from 1; equal logits share the mean of their ranks
         p, n = good.sum(), (~good).sum()
-        found.append((rank[good].sum() - p * (p + 1) / 2) / (p * n) if p and n and not np.isnan(column).any() else np.nan)
+        if not p or not n or np.isnan(column).any():
+            found.append(np.nan)
+            continue
+        _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
+        ranks = counts.cumsum() - (counts - 1) / 2  # from 1; equal logits share their mean rank
+        found.append((ranks[where][good].sum() - p * (p + 1) / 2) / (p * n))
     return np.array(found)
 
 
 def binned(values, edges):
-    """Means of values (..., T) between edges (n + 1,) -> (..., n). NaNs are left out; where there is nothing else it stays NaN."""
+    """
+    Means of values (..., T) between edges (n + 1,) -> (..., n). NaNs are left out; where there is
+    nothing else it stays NaN.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
-        return np.stack([np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])], -1)
+        means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]
+        return np.stack(means, -1)

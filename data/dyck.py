@@ -1,11 +1,13 @@
 """
-Bounded Dyck language: brackets of k types, nested at most m deep (Hewitt et al., 2020; Post-Norm, section 6.3).
+Bounded Dyck language: brackets of k types, nested at most m deep (Hewitt et al., 2020; Post-Norm,
+section 6.3).
 
     <s> ( [ ] ( ) ) [ ...        k = 2, m = 2
 
-At depth 0 every opener has probability 1/(2k) and the end 1/2; in between every opener 1/(2k) and the matching closer 1/2; at depth m
-the matching closer 1. Strings drawn like this are short. So the walk goes on where it would end, until block_size, and the
-target keeps the true distribution, the end included: what is learned at each token is a sample of it.
+At depth 0 every opener has probability 1/(2k) and the end 1/2; in between every opener 1/(2k) and
+the matching closer 1/2; at depth m the matching closer 1. Strings drawn like this are short. So the
+walk continues where it would end, until block_size, and the target keeps the true distribution, the
+end included: what is learned at each token is a sample of it.
 """
 from dataclasses import dataclass
 
@@ -13,14 +15,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data import tvd
+import data
 
 BOS, EOS, OPEN = 0, 1, 2  # openers are 2 to k + 1, closers k + 2 to 2k + 1
 
 
 @dataclass
-class Task:
-    data: str = "dyck"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
+class Task(data.Task):
     block_size: int = 64  # tokens in a training input, <s> included
     k: int = 2            # types of brackets
     m: int = 3            # greatest depth
@@ -28,42 +29,63 @@ class Task:
     splits = ("train", "iid", "long")
     # paper: Post-Norm, section 6.3; its search draws the other hyper-parameters at random
     defaults = {
-        "nano": dict(n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=2000, learning_rate=1e-3, min_lr=0.0,
-                     lr_decay="linear", warmup_iters=100, eval_interval=500, eval_iters=10),
-        "paper": dict(n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=100000, learning_rate=1e-3, min_lr=0.0,
-                      lr_decay="linear", warmup_iters=1000, eval_interval=5000, eval_iters=10),
+        "nano": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=2000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
+            eval_interval=500, eval_iters=10),
+        "paper": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=100000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=1000,
+            eval_interval=5000, eval_iters=10),
     }
 
     def __post_init__(self):
         self.vocab_size = 2 + 2 * self.k
         if self.k < 1 or self.m < 1 or self.block_size < 1:
-            raise ValueError(f"dyck needs k, m and block_size of at least 1, not k={self.k}, m={self.m}, block_size={self.block_size}")
+            raise ValueError("dyck needs k, m and block_size of at least 1, "
+                             f"not k={self.k}, m={self.m}, block_size={self.block_size}")
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may follow. long is 4 x block_size."""
-        T, B = self.block_size * (4 if split == "long" else 1), batch_size
-        depth, stack, rows = np.zeros(B, np.int64), np.zeros((B, self.m + 1), np.int64), np.arange(B)
-        x, y = np.full((B, T + 1), BOS), np.empty((B, T), np.int64)
-        up, kind, end = rng.random((T, B)) < 0.5, rng.integers(0, self.k, (T, B)), rng.random((T, B)) < 0.5
+        """
+        -> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may
+        follow. T is block_size, in long 4 x block_size.
+        """
+        B, T = batch_size, self.block_size
+        if split == "long":
+            T = 4 * self.block_size
+        up = rng.random((T, B)) < 0.5
+        kind = rng.integers(0, self.k, (T, B))
+        end = rng.random((T, B)) < 0.5
+
+        x = np.full((B, T + 1), BOS)
+        y = np.empty((B, T), np.int64)
+        rows = np.arange(B)
+        depth = np.zeros(B, np.int64)
+        stack = np.zeros((B, self.m + 1), np.int64)  # the types of the open brackets, by depth
         for t in range(T):
             opens = (depth == 0) | (up[t] & (depth < self.m))
-            x[:, t + 1] = OPEN + np.where(opens, kind[t], self.k + stack[rows, depth])
+            closer = self.k + stack[rows, depth]
+            x[:, t + 1] = OPEN + np.where(opens, kind[t], closer)
             y[:, t] = np.where((depth == 0) & end[t], EOS, x[:, t + 1])
             depth += np.where(opens, 1, -1)
             stack[rows[opens], depth[opens]] = kind[t][opens]
         return x[:, :-1], y
 
     def states(self, x):
-        """x (B, T) -> depth after each token (B, T), and the type of the innermost open bracket (B, T), 0 where there is none."""
-        opens, closes = (x >= OPEN) & (x < OPEN + self.k), x >= OPEN + self.k
+        """
+        x (B, T) -> the depth after each token (B, T), and the type of the innermost open bracket
+        (B, T), 0 where there is none.
+        """
+        opens = (x >= OPEN) & (x < OPEN + self.k)
+        closes = x >= OPEN + self.k
         depth = (opens.long() - closes.long()).cumsum(1)
-        at = torch.arange(x.size(1), device=x.device).expand_as(x)
         # the innermost open bracket at t is the last opener that went up to the depth at t
+        at = torch.arange(x.size(1), device=x.device).expand_as(x)
         top = torch.zeros_like(x)
         for level in range(1, self.m + 1):
             last = torch.where(opens & (depth == level), at, -1).cummax(1).values
-            here = depth == level
-            top[here] = (x.gather(1, last.clamp(min=0)) - OPEN)[here]
+            kind = x.gather(1, last.clamp(min=0)) - OPEN
+            top = torch.where(depth == level, kind, top)
         return depth, top
 
     def target(self, x):
@@ -76,15 +98,19 @@ class Task:
         return p + close[..., None] * F.one_hot(OPEN + self.k + top, self.vocab_size)
 
     def score(self, logits, x, y):
-        """logits (B, T, vocab) -> {metric: (count, out of) per string}: total variation distance, mean over the prefixes."""
-        distance = tvd(logits, self.target(x))
+        """Total variation distance, mean over the prefixes."""
+        distance = data.tvd(logits, self.target(x))
         return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
 
     def contrast(self, logits, x):
-        """For the ROC AUC by position: the end's logit (B, T), and whether it may end there (B, T), which only even counts have."""
-        return logits[..., EOS], self.states(x)[0] == 0
+        """The end's logit, and whether the string may end there, which only even counts may."""
+        depth, _ = self.states(x)
+        return logits[..., EOS], depth == 0
 
     def show(self, x):
-        """One string's tokens as labels, for figures."""
-        opens, closes = ["([{<"[i] if i < 4 else f"({i}" for i in range(self.k)], [")]}>"[i] if i < 4 else f"){i}" for i in range(self.k)]
-        return [["<s>", "</s>", *opens, *closes][t] for t in x]
+        openers, closers = list("([{<")[:self.k], list(")]}>")[:self.k]
+        for i in range(4, self.k):
+            openers.append(f"({i}")
+            closers.append(f"){i}")
+        labels = ["<s>", "</s>", *openers, *closers]
+        return [labels[t] for t in x]

@@ -1,36 +1,42 @@
 """
-Max retrieval: which class has the item with the highest priority? (Velickovic et al., 2025; Post-Norm, section 6.2.)
+Max retrieval: which class has the item with the highest priority? (Velickovic et al., 2025;
+Post-Norm, section 6.2.)
 
     (.31, b) (.94, d) (.07, a) | d
 
-A set of items in no order, each its priority, uniform in (0, 1), and one of so many classes, one-hot. Trained on 5 to 16 items, mixed
-in a batch; tested on 16, 32, ... 16,384. The inputs are not tokens and the model is not a GPT but model_postnorm's MaxRetrieval.
+A set of items in no order, each its priority, uniform in (0, 1), and one of so many classes,
+one-hot. Trained on 5 to 16 items, mixed in a batch; tested on 16, 32, ... 16,384. The inputs are
+not tokens, and the model is not a GPT but the small one in experiments/minimal.py.
 """
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+import data
+
 SHORTEST, LONGEST = 5, 16  # of the training sets
 
 
 @dataclass
-class Task:
-    data: str = "max_retrieval"  # trained by: python reproduce.py postnorm_fig2
-    block_size: int = LONGEST    # items in the longest training input
-    classes: int = 10            # of items
+class Task(data.Task):
+    block_size: int = LONGEST  # items in the longest training input
+    classes: int = 10          # of items
 
-    tokens = False  # numbers, not tokens: train.py has no model for them
+    kind = "numbers"
     splits = ("train", "iid", *(str(2**i) for i in range(4, 15)))
-    defaults = {"nano": {}, "paper": {}}  # reproduce.py has them
 
     def __post_init__(self):
         if self.classes < 2 or self.block_size < SHORTEST:
-            raise ValueError(f"max_retrieval needs at least 2 classes and block_size of at least {SHORTEST}, "
-                             f"not classes={self.classes} and block_size={self.block_size}")
+            raise ValueError(
+                f"max_retrieval needs at least 2 classes and block_size of at least {SHORTEST}, "
+                f"not classes={self.classes} and block_size={self.block_size}")
 
     def batch(self, split, batch_size, rng):
-        """-> x (batch_size, T, 1 + classes) float32, the priority first, -1 where an item is padding; y (batch_size,) int64 the class."""
+        """
+        -> x (batch_size, T, 1 + classes) float32: the priority, then the class as one-hot; all -1
+        where an item is padding; y (batch_size,) int64: the class of the highest priority.
+        """
         short = split in ("train", "iid")
         T = self.block_size if short else int(split)
         x = np.zeros((batch_size, T, 1 + self.classes), np.float32)
@@ -38,13 +44,15 @@ class Task:
         kind = rng.integers(0, self.classes, (batch_size, T))
         np.put_along_axis(x[..., 1:], kind[..., None], 1, -1)
         if short:
-            x[np.arange(T) >= rng.integers(SHORTEST, T + 1, batch_size)[:, None]] = -1
-        return x, kind[np.arange(batch_size), x[..., 0].argmax(1)]
+            items = rng.integers(SHORTEST, T + 1, batch_size)
+            x[np.arange(T) >= items[:, None]] = -1
+        highest = x[..., 0].argmax(1)
+        return x, kind[np.arange(batch_size), highest]
 
     def score(self, logits, x, y):
-        """logits (B, classes) -> {metric: (count, out of) per set}: whether the likeliest class is the right one."""
-        return dict(accuracy=((logits.argmax(-1) == y).double(), torch.ones(len(y), dtype=torch.float64)))
+        """logits (B, classes): whether the likeliest class is the right one."""
+        right = (logits.argmax(-1) == y).double()
+        return dict(accuracy=(right, torch.ones(len(y), dtype=torch.float64)))
 
     def show(self, x):
-        """One set's items as labels, for figures."""
         return [f"{item[0]:.2f} {item[1:].argmax()}" for item in x if item[0] >= 0]

@@ -3,9 +3,10 @@ Set complement: which tokens have not been said yet? (Post-Norm, section 3.1.)
 
     3 1 5 | any of 0 2 4 6 7, each with the same probability
 
-An input is a permutation's beginning; after t of the n tokens the right answer is the uniform distribution over the other n - t.
-Training takes the token that follows, one sample of it. Trained, and tested in iid, on inputs of block_size tokens; half has n / 2,
-full n - 1. Every batch is drawn anew.
+An input is the beginning of a permutation; after t of the n tokens the right answer is the uniform
+distribution over the other n - t. Training takes the token that follows, one sample of it. Trained,
+and tested in iid, on inputs of block_size tokens; half has n / 2, full n - 1. Every batch is drawn
+anew.
 """
 from dataclasses import dataclass
 
@@ -13,34 +14,40 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data import tvd
+import data
 
 
 @dataclass
-class Task:
-    data: str = "set_complement"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
-    block_size: int = 8           # tokens in a training input, less than n
-    n: int = 64                   # tokens there are
+class Task(data.Task):
+    block_size: int = 8  # tokens in a training input, less than n
+    n: int = 64          # tokens there are
 
     splits = ("train", "iid", "half", "full")
-    # paper: Post-Norm, section 6.1, is about its minimal transformers; these sizes are for the GPT, and ours
+    # paper: Post-Norm, section 6.1, is about its minimal transformers; these sizes are for the GPT,
+    # and ours
     defaults = {
-        "nano": dict(n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=2000, learning_rate=1e-3, min_lr=0.0,
-                     lr_decay="linear", warmup_iters=100, eval_interval=500, eval_iters=10, pe="nope"),
-        "paper": dict(n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=100000, learning_rate=1e-3, min_lr=0.0,
-                      lr_decay="linear", warmup_iters=1000, eval_interval=5000, eval_iters=10, pe="nope"),
+        "nano": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=2000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
+            eval_interval=500, eval_iters=10, pe="nope"),
+        "paper": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=100000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=1000,
+            eval_interval=5000, eval_iters=10, pe="nope"),
     }
 
     def __post_init__(self):
         self.vocab_size = self.n
         if self.n < 2 or not 1 <= self.block_size < self.n:
-            raise ValueError(f"set complement needs n >= 2 and block_size from 1 to n - 1, not n={self.n} and block_size={self.block_size}")
+            raise ValueError("set complement needs n >= 2 and block_size from 1 to n - 1, "
+                             f"not n={self.n} and block_size={self.block_size}")
 
     def batch(self, split, batch_size, rng):
         """-> x, y (batch_size, T) int64, y the next token of the permutation."""
-        T = dict(train=self.block_size, iid=self.block_size, half=max(1, self.n // 2), full=self.n - 1)[split]
-        tokens = rng.random((batch_size, self.n), dtype=np.float32).argsort(1)[:, :T + 1]
-        return tokens[:, :-1], tokens[:, 1:]
+        short, half, full = self.block_size, max(1, self.n // 2), self.n - 1
+        T = dict(train=short, iid=short, half=half, full=full)[split]
+        permutation = rng.random((batch_size, self.n), dtype=np.float32).argsort(1)
+        return permutation[:, :T], permutation[:, 1:T + 1]
 
     def target(self, x):
         """x (B, T) -> the next token's distribution after each prefix, (B, T, n) float32."""
@@ -48,11 +55,7 @@ class Task:
         return absent / absent.sum(-1, keepdim=True)
 
     def score(self, logits, x, y):
-        """logits (B, T, n) -> {metric: (count, out of) per sequence}: total variation distance (Eq. 7) at every prefix, and at the last."""
-        distance = tvd(logits, self.target(x))
+        """Total variation distance (Eq. 7): mean over the prefixes, and at the last one."""
+        distance = data.tvd(logits, self.target(x))
         ones = torch.ones_like(distance)
         return dict(tvd=(distance.sum(1), ones.sum(1)), tvd_last=(distance[:, -1], ones[:, -1]))
-
-    def show(self, x):
-        """One sequence's tokens as labels, for figures."""
-        return [str(t) for t in x]

@@ -1,18 +1,20 @@
 """
 Text, from a known corpus or from your own file or folder, as one long stream of tokens per split.
 
-    python data/text.py NAME [--tokenizer gpt2] [--max_tokens N]     prepare it now (train.py does so by itself)
+    python data/text.py NAME [--tokenizer gpt2] [--max_tokens N]     prepare it (train.py does, too)
 
-    stdlib       the Python standard library's own source: on every machine already, 12 MB   (default)
+    stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
     shakespeare  the complete plays in one file, 1.1 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
 
-Every document follows an end-of-text token. Train, val and test never share a document; only where there are fewer than
-three, or holding some out leaves less than half of the text to train on, is it cut by position: 90 %, 5 %, 5 %.
-Tokens lie in data/prepared/<corpus>-<tokenizer>/{train,val,test}.bin as uint16, meta.json beside them.
+Every document follows an end-of-text token. Train, val and test never share a document; only where
+there are fewer than three, or holding some out leaves less than half of the text to train on, is it
+cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16, in
+train.bin, val.bin and test.bin, with meta.json beside them.
 """
+import argparse
 import hashlib
 import itertools
 import json
@@ -31,55 +33,85 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
+if not __package__:  # python data/text.py looks for modules in data/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+import data as tasks
+
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
 PREPARED = Path(__file__).resolve().parent / "prepared"
-CORPORA = ("stdlib", "shakespeare", "wikitext103", "fineweb_edu")
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.05  # share of the text in val, and again in test
-SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-               "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
+UNLIMITED = 1 << 62
+
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SOURCES = dict(  # what identifies the version of a corpus that is downloaded
+    shakespeare=SHAKESPEARE_URL,
+    wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
+    fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT",
+)
+CORPORA = ("stdlib", *SOURCES)
+
+# sizes and training of the paper (CABLE, section 4.2; d = 64), 2^19 tokens a step
+LARGE = dict(
+    block_size=1024, tokenizer="gpt2", max_iters=19073, learning_rate=6e-4, min_lr=6e-5,
+    warmup_iters=750, eval_interval=250, eval_iters=50)
 
 
 @dataclass
-class Task:
-    data: str = "stdlib"      # stdlib shakespeare wikitext103 fineweb_edu, your own file or folder, or a synthetic task
-    block_size: int = 256
+class Task(tasks.Task):
+    data: str = "stdlib"      # a corpus (see data/text.py), your own file or folder, or a task
+    block_size: int = 256     # tokens in a window
     tokenizer: str = "bytes"  # bytes (257 tokens, no download) or gpt2 (50257)
     max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
 
+    kind = "text"
     splits = SPLITS
-    # the paper's sizes (CABLE, section 4.2; d = 64) train on 2^19 tokens a step; nano is for two CPU cores
     defaults = {
-        "nano": dict(n_layer=4, n_head=4, n_embd=128, block_size=256, batch_size=16, max_iters=750,
-                     learning_rate=4e-3, min_lr=4e-4, warmup_iters=50, eval_interval=250, eval_iters=20),
-        **{size: dict(n_layer=L, n_head=H, n_embd=E, block_size=1024, batch_size=B, tokenizer="gpt2",
-                      gradient_accumulation_steps=512 // B, max_iters=19073, learning_rate=6e-4, min_lr=6e-5,
-                      warmup_iters=750, eval_interval=250, eval_iters=50)
-           for size, L, H, E, B in (("tiny", 6, 8, 512, 64), ("small", 12, 12, 768, 32), ("medium", 24, 16, 1024, 16))},
+        "nano": dict(  # for two CPU cores
+            n_layer=4, n_head=4, n_embd=128, block_size=256, batch_size=16, max_iters=750,
+            learning_rate=4e-3, min_lr=4e-4, warmup_iters=50, eval_interval=250, eval_iters=20),
+        "tiny": LARGE | dict(
+            n_layer=6, n_head=8, n_embd=512, batch_size=64, gradient_accumulation_steps=8),
+        "small": LARGE | dict(
+            n_layer=12, n_head=12, n_embd=768, batch_size=32, gradient_accumulation_steps=16),
+        "medium": LARGE | dict(
+            n_layer=24, n_head=16, n_embd=1024, batch_size=16, gradient_accumulation_steps=32),
     }
 
     def __post_init__(self):
-        self.encoding = get_encoding(self.tokenizer)
-        self.vocab_size = 50304 if self.tokenizer == "gpt2" else 257  # gpt2's 50257, padded for the GPU
-        self.folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
-        for s, need in zip(SPLITS, (self.block_size + 1, self.block_size + 1, 2)):
-            if self.meta["tokens"][s] < need:
-                raise ValueError(f"{self.data} is too short: its {s} split has {self.meta['tokens'][s]} tokens and needs {need}; "
-                                 "give more text or a smaller --block_size")
-        self.streams = {s: np.memmap(self.folder / f"{s}.bin", dtype=np.uint16, mode="r") for s in SPLITS}
+        self.vocab_size = 257
+        if self.tokenizer == "gpt2":
+            self.vocab_size = 50304  # 50257, padded for the GPU
+        if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
+            self.data = str(Path(self.data).expanduser().resolve())
+        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
+        if not self.meta:
+            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        self.source = self.meta["sha256"]
+        self.streams = {}
+        for split in SPLITS:
+            have = self.meta["tokens"][split]
+            need = 2 if split == "test" else self.block_size + 1
+            if have < need:
+                raise ValueError(f"{self.data} is too short: its {split} split has {have} tokens "
+                                 f"and needs {need}; give more text or a smaller --block_size")
+            self.streams[split] = np.memmap(folder / f"{split}.bin", dtype=np.uint16, mode="r")
 
     def tokens(self, split):
+        """The stream of a split, (N,) uint16."""
         return self.streams[split]
 
     def batch(self, split, batch_size, rng):
         """Random windows of a split -> x, y (batch_size, block_size) int64, y the next tokens."""
-        stream, T = self.streams[split], self.block_size
-        starts = rng.integers(0, len(stream) - T, size=batch_size)
-        windows = np.stack([stream[s:s + T + 1] for s in starts]).astype(np.int64)
+        stream = self.streams[split]
+        starts = rng.integers(0, len(stream) - self.block_size, size=batch_size)
+        windows = stream[starts[:, None] + np.arange(self.block_size + 1)].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -87,58 +119,83 @@ class Task:
 # tokens
 
 def get_encoding(name):
-    """A tiktoken Encoding: `bytes` is built here from 256 one-byte ranks, `gpt2` is downloaded once by tiktoken."""
+    """A tiktoken Encoding: `bytes` is built here from 256 ranks, tiktoken downloads `gpt2` once."""
     if name == "bytes":
-        return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks={bytes([i]): i for i in range(256)},
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
     if name != "gpt2":
         raise ValueError(f"unknown tokenizer {name!r}: choose bytes or gpt2")
     try:
         return tiktoken.get_encoding("gpt2")
     except OSError as e:  # requests' errors are OSErrors
-        raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); "
-                         "go online once, or use --tokenizer bytes, which needs no download") from e
+        raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
+                         "once, or use --tokenizer bytes, which needs no download") from e
 
 
 def encode(encoding, documents):
-    """[bytes] -> [uint16 array], each document after its end-of-text token. Raises ValueError if gpt2 meets non-UTF-8."""
+    """
+    [bytes] -> [uint16 array], each document after its end-of-text token. Raises ValueError if gpt2
+    meets non-UTF-8.
+    """
     if encoding.name == "bytes":  # a byte's token is its value: nothing to look up
-        ids = [np.frombuffer(d, dtype=np.uint8) for d in documents]
+        found = [np.frombuffer(d, dtype=np.uint8) for d in documents]
     else:
         try:
-            ids = encoding.encode_ordinary_batch([d.decode("utf-8") for d in documents], num_threads=os.cpu_count())
+            texts = [d.decode("utf-8") for d in documents]
         except UnicodeDecodeError as e:
             raise ValueError("the text is not UTF-8, which the gpt2 tokenizer needs; "
                              "convert it (iconv -t UTF-8), or use --tokenizer bytes") from e
-    return [np.concatenate(([encoding.eot_token], x)).astype(np.uint16) for x in ids]
+        found = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count())
+    return [np.concatenate(([encoding.eot_token], ids)).astype(np.uint16) for ids in found]
+
+
+# -----------------------------------------------------------------------------
+# preparation: a corpus becomes a folder of three streams and meta.json
+
+def look_up(data, tokenizer, max_tokens=0):
+    """
+    -> the folder of a corpus' tokens, what identifies the present version of the text, and meta,
+    what was prepared: {} if nothing was, or from another version. Raises ValueError.
+    """
+    if max_tokens < 0:
+        raise ValueError("--max_tokens must be 0 (all) or more")
+    if data == "stdlib":
+        version = platform.python_version()
+        name, source = f"stdlib-{version}", f"Python {version} standard library"
+    elif data in SOURCES:
+        name, source = data, SOURCES[data]
+    else:
+        name, source = identify(data)
+    limit = f"-{max_tokens}" if max_tokens else ""
+    folder = PREPARED / f"{name}-{tokenizer}{limit}"
+    path = folder / "meta.json"
+    meta = json.loads(path.read_text()) if path.exists() else {}
+    return folder, source, meta if meta.get("source") == source else {}
 
 
 def prepare(data, tokenizer, max_tokens=0):
-    """Tokenize a corpus once -> (folder, meta). Raises ValueError, in one line, for what a user can mend."""
-    if max_tokens < 0:
-        raise ValueError("--max_tokens must be 0 (all) or more")
-    name, documents, source = open_corpus(data)
-    folder = PREPARED / "-".join(filter(None, (name, tokenizer, max_tokens and f"{max_tokens}")))
-    meta = read_meta(folder)
-    if meta.get("source") == source:
+    """Tokenize a corpus once -> (folder, meta). Raises ValueError for what a user can mend."""
+    folder, source, meta = look_up(data, tokenizer, max_tokens)
+    if meta:
         return folder, meta
+    documents = open_corpus(data)
     encoding = get_encoding(tokenizer)
     print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
-    # write beside the final place and rename, so that a killed run leaves nothing half done. A stream (fineweb_edu)
-    # is hours long: it keeps one working folder and goes on where it was
-    stream = hasattr(documents, "state_dict")
-    work = folder.with_name(folder.name + (".partial" if stream else f".partial{os.getpid()}"))
+    # write beside the final place and rename, so that a killed run leaves nothing half done. A
+    # stream (fineweb_edu) takes hours: it keeps one working folder and continues where it was
+    stream = isinstance(documents, HubStream)
+    mine = "" if stream else str(os.getpid())
+    work = folder.with_name(f"{folder.name}.partial{mine}")
     try:
         counts = write(documents, encoding, work, max_tokens, stream)
-        digest = hashlib.sha256()
-        for s in SPLITS:
-            with open(work / f"{s}.bin", "rb") as f:
-                while chunk := f.read(1 << 24):
-                    digest.update(chunk)
-        meta = dict(corpus=data if data in CORPORA else Path(data).name, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
-                    tokens=counts, source=source, sha256=digest.hexdigest())
+        corpus = data if data in CORPORA else Path(data).name
+        meta = dict(corpus=corpus, tokenizer=tokenizer, vocab_size=encoding.n_vocab, tokens=counts,
+                    source=source, sha256=checksum(work))
         (work / "meta.json").write_text(json.dumps(meta, indent=1))
-        if read_meta(folder).get("source") != source:  # else another process was faster, with the same tokens
+        ready = folder / "meta.json"
+        if not ready.exists() or json.loads(ready.read_text())["source"] != source:
+            # else another process was faster, with the same tokens
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(work, folder)
     except OSError as e:
@@ -149,124 +206,225 @@ def prepare(data, tokenizer, max_tokens=0):
     return folder, meta
 
 
-def read_meta(folder):
-    path = folder / "meta.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+def checksum(work):
+    """sha256 of the three streams, one after the other."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        with open(work / f"{split}.bin", "rb") as f:
+            while chunk := f.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write(documents, encoding, work, max_tokens, stream):
-    """Append every document's tokens to its split's file, max_tokens in all. Returns the tokens written per split."""
+    """
+    Append every document's tokens to its split's file, max_tokens in all -> {split: tokens
+    written}. A stream's progress is saved every 30 s, so that it continues where it was.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    progress, counts, cut = work / "progress.json", dict.fromkeys(SPLITS, 0), []
-    share = dict(train=1 - 2 * HELD_OUT, val=HELD_OUT, test=HELD_OUT)
-    quota = {s: round(max_tokens * share[s]) if max_tokens else 1 << 62 for s in SPLITS}
-    if stream and fcntl:  # two processes would mix their tokens
-        lock = open(work / "lock", "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise ValueError(f"another process is preparing this corpus in {work}; wait for it") from e
+    progress = work / "progress.json"
+    counts = dict.fromkeys(SPLITS, 0)
+    quota = quotas(max_tokens)
+    filled = SPLITS[:1] if stream else SPLITS  # when these are full, it is enough
+    lock = lock_folder(work) if stream and fcntl else None
     if stream and progress.exists():
-        state = json.loads(progress.read_text())
-        counts = state["counts"]
-        documents.load_state_dict(state["stream"])
-        print(f"going on after {sum(counts.values()):,} tokens", file=sys.stderr)
-    files = {}
-    for s in SPLITS:
-        (work / f"{s}.bin").touch()
-        files[s] = open(work / f"{s}.bin", "r+b")
-        files[s].truncate(2 * counts[s])
-        files[s].seek(0, os.SEEK_END)
+        counts = restore(progress, documents)
+    files = open_streams(work, counts)
+    not_split = []  # the tokens of documents that are split by position
     shown = saved = time.time()
     iterator = iter(documents)
     while group := list(itertools.islice(iterator, 256)):
-        for (split, _), ids in zip(group, encode(encoding, [text for split, text in group])):
+        splits, texts = zip(*group)
+        for split, ids in zip(splits, encode(encoding, texts)):
             if split is None:
-                cut.append(ids)
-            else:
-                ids = ids[:quota[split] - counts[split]]
-                files[split].write(ids.tobytes())
-                counts[split] += len(ids)
-        total = sum(counts.values()) + sum(map(len, cut))
+                not_split.append(ids)
+                continue
+            ids = ids[:quota[split] - counts[split]]
+            files[split].write(ids.tobytes())
+            counts[split] += len(ids)
         if time.time() - shown > 2:
             shown = time.time()
+            total = sum(counts.values()) + sum(map(len, not_split))
             print(f"  {total:,} tokens", file=sys.stderr)
         if stream and time.time() - saved > 30:
             saved = time.time()
-            for f in files.values():
-                f.flush()
-            tmp = progress.with_suffix(".tmp")
-            tmp.write_text(json.dumps(dict(counts=counts, stream=documents.state_dict())))
-            os.replace(tmp, progress)
-        if all(counts[s] >= quota[s] for s in (SPLITS[:1] if stream else SPLITS)):
+            save(progress, documents, counts, files)
+        if all(counts[split] >= quota[split] for split in filled):
             break
-    if cut:  # not split by document: by position
-        ids = np.concatenate(cut)[:max_tokens or None]
-        a, b = int(len(ids) * (1 - 2 * HELD_OUT)), int(len(ids) * (1 - HELD_OUT))
-        for s, part in zip(SPLITS, (ids[:a], ids[a:b], ids[b:])):
-            files[s].write(part.tobytes())
-            counts[s] += len(part)
+    if not_split:
+        cut(np.concatenate(not_split)[:max_tokens or None], files, counts)
     for f in files.values():
         f.close()
-    for leftover in (progress, work / "lock"):
-        leftover.unlink(missing_ok=True)
+    progress.unlink(missing_ok=True)
+    if lock:
+        (work / "lock").unlink()
+        lock.close()
     return counts
+
+
+def quotas(max_tokens):
+    """{split: how many tokens it takes at most}."""
+    if not max_tokens:
+        return dict.fromkeys(SPLITS, UNLIMITED)
+    held_out = round(max_tokens * HELD_OUT)
+    return dict(train=round(max_tokens * (1 - 2 * HELD_OUT)), val=held_out, test=held_out)
+
+
+def lock_folder(work):
+    """Keep others out of a working folder: two processes would mix their tokens. -> the lock."""
+    lock = open(work / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        raise ValueError(
+            f"another process is preparing this corpus in {work}; wait for it") from e
+    return lock
+
+
+def open_streams(work, counts):
+    """{split: its file}, open for more tokens after the first counts[split]."""
+    files = {}
+    for split in SPLITS:
+        path = work / f"{split}.bin"
+        path.touch()
+        files[split] = open(path, "r+b")
+        files[split].truncate(2 * counts[split])
+        files[split].seek(0, os.SEEK_END)
+    return files
+
+
+def save(progress, documents, counts, files):
+    """Remember how far a stream has come."""
+    for f in files.values():
+        f.flush()
+    tmp = progress.with_suffix(".tmp")
+    tmp.write_text(json.dumps(dict(counts=counts, stream=documents.state_dict())))
+    os.replace(tmp, progress)
+
+
+def restore(progress, documents):
+    """Put a stream where it was -> the tokens written by then."""
+    state = json.loads(progress.read_text())
+    documents.load_state_dict(state["stream"])
+    print(f"continuing after {sum(state['counts'].values()):,} tokens", file=sys.stderr)
+    return state["counts"]
+
+
+def cut(ids, files, counts):
+    """Split one stream of tokens by position."""
+    train_end = int(len(ids) * (1 - 2 * HELD_OUT))
+    val_end = int(len(ids) * (1 - HELD_OUT))
+    for split, part in zip(SPLITS, (ids[:train_end], ids[train_end:val_end], ids[val_end:])):
+        files[split].write(part.tobytes())
+        counts[split] += len(part)
 
 
 # -----------------------------------------------------------------------------
 # documents: (split or None, bytes) one after the other
 
 def open_corpus(data):
-    """-> a name for the folder, an iterable of (split or None, bytes), and what identifies this version of the source."""
+    """A corpus' documents, none of them read yet."""
     if data == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
-        left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-        files = [p for p in sorted(root.rglob("*.py")) if not left_out & set(p.relative_to(root).parts)
-                 and not p.name.startswith("_sysconfigdata")]  # that one differs from machine to machine
-        if sum(p.stat().st_size for p in files) < 1_000_000:
-            raise ValueError(f"this Python has no standard library sources in {root}; give your own text: --data PATH")
-        return f"stdlib-{platform.python_version()}", local(files, root), f"Python {platform.python_version()} standard library"
+        return local(library_files(root), root)
     if data == "shakespeare":
-        url, sha256 = SHAKESPEARE
-        path = PREPARED / "shakespeare.txt"
-        return data, map(lambda p: (None, download(url, p, sha256).read_bytes()), [path]), url
+        return shakespeare()
     if data == "wikitext103":
-        return data, wikitext(), "Salesforce/wikitext wikitext-103-raw-v1"
+        return wikitext()
     if data == "fineweb_edu":
-        return data, HubStream("HuggingFaceFW/fineweb-edu", "sample-10BT"), "HuggingFaceFW/fineweb-edu sample-10BT"
+        return HubStream("HuggingFaceFW/fineweb-edu", "sample-10BT")
+    path = Path(data).expanduser().resolve()
+    root = path.parent if path.is_file() else path
+    return local(own_files(path), root)
+
+
+def library_files(root):
+    """The standard library's modules, without its tests and what differs between machines."""
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    files, size = [], 0
+    for path in sorted(root.rglob("*.py")):
+        tests = left_out & set(path.relative_to(root).parts)
+        if not tests and not path.name.startswith("_sysconfigdata"):
+            files.append(path)
+            size += path.stat().st_size
+    if size < 1_000_000:
+        raise ValueError(f"this Python has no standard library sources in {root}; "
+                         "give your own text: --data PATH")
+    return files
+
+
+def own_files(path):
+    """A user's file, or the text files of a folder, hidden ones left out."""
+    if path.is_file():
+        return [path]
+    files = []
+    for file in sorted(path.rglob("*")):
+        parts = file.relative_to(path).parts
+        if not file.is_file() or any(part.startswith(".") for part in parts):
+            continue
+        with file.open("rb") as f:
+            if b"\0" not in f.read(4096):  # else no text
+                files.append(file)
+    return files
+
+
+def identify(data):
+    """A name for the tokens of a user's file or folder, and what identifies its present version."""
     path = Path(data).expanduser().resolve()
     if not path.exists():
         raise ValueError(f"no such corpus, file or folder: {data}")
-    files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()
-                                           and not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    files = [p for p in files if path.is_file() or b"\0" not in p.open("rb").read(4096)]  # a folder's binaries are no text
-    if not any(p.stat().st_size for p in files):
-        raise ValueError(f"{data} has no text in it")
+    files = own_files(path)
     root = path.parent if path.is_file() else path
-    stat = repr([(str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns) for p in files])
+    stat, size = [], 0
+    for file in files:
+        s = file.stat()
+        stat.append((str(file.relative_to(root)), s.st_size, s.st_mtime_ns))
+        size += s.st_size
+    if not size:
+        raise ValueError(f"{data} has no text in it")
     where = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
-    return f"{path.name}-{where}", local(files, root), f"{path.name} {hashlib.sha256(stat.encode()).hexdigest()[:16]}"
+    version = hashlib.sha256(repr(stat).encode()).hexdigest()[:16]
+    return f"{path.name}-{where}", f"{path.name} {version}"
 
 
 def local(files, root):
-    """Files as documents. A document's split follows from a hash of its name: no order of the folder leaks in."""
+    """Files as documents. A hash of its name says a document's split: no order leaks in."""
     size = {p: p.stat().st_size for p in files}
-    share, split = HELD_OUT * sum(size.values()), dict.fromkeys(files, "train")
-    by_hash = sorted(files, key=lambda p: hashlib.sha256(os.fsencode(p.relative_to(root).as_posix())).digest())
-    for s in ("test", "val"):
-        held = 0
-        for p in by_hash:
-            if split[p] == "train" and held < share and 0 < size[p] <= 3 * share - held:
-                split[p], held = s, held + size[p]
-        rest = [p for p in by_hash if split[p] == "train" and size[p]]
-        if not held and rest:  # all are long: the shortest
-            split[min(rest, key=size.get)] = s
-    by_document = sum(size[p] for p in files if split[p] == "train") >= 0.5 * sum(size.values()) and set(split.values()) == set(SPLITS)
+    names = {p: os.fsencode(p.relative_to(root).as_posix()) for p in files}
+    by_hash = sorted(files, key=lambda p: hashlib.sha256(names[p]).digest())
+    split = choose_splits(by_hash, size)
+    trained_on = sum(size[p] for p in files if split[p] == "train")
+    by_document = trained_on >= 0.5 * sum(size.values()) and set(split.values()) == set(SPLITS)
     for p in by_hash:  # in this order, so that any first part of a split is a fair sample of it
         yield split[p] if by_document else None, p.read_bytes()
 
 
+def choose_splits(files, size):
+    """
+    {file: split}: test, and then val, take files until they have their share, none of them too
+    large for it; at least one each.
+    """
+    share = HELD_OUT * sum(size.values())
+    split = dict.fromkeys(files, "train")
+    for name in ("test", "val"):
+        held = 0
+        for p in files:
+            if split[p] == "train" and held < share and 0 < size[p] <= 3 * share - held:
+                split[p] = name
+                held += size[p]
+        rest = [p for p in files if split[p] == "train" and size[p]]
+        if not held and rest:  # all are long: the shortest
+            split[min(rest, key=size.get)] = name
+    return split
+
+
+def shakespeare():
+    path = download(SHAKESPEARE_URL, PREPARED / "shakespeare.txt", SHAKESPEARE_SHA256)
+    yield None, path.read_bytes()
+
+
 def hub(repository, config, **kwargs):
+    """A data set from the Hugging Face hub. Raises ValueError where it cannot be had."""
     try:
         from datasets import load_dataset
     except ImportError as e:
@@ -274,12 +432,13 @@ def hub(repository, config, **kwargs):
     try:
         return load_dataset(repository, config, **kwargs)
     except Exception as e:  # the library's own errors for "offline" are many
-        raise ValueError(f"could not download {repository} ({type(e).__name__}); it goes on where it was when you are "
-                         "online again. Offline: --data stdlib, or your own file or folder") from e
+        raise ValueError(
+            f"could not download {repository} ({type(e).__name__}); it continues where it was when "
+            "you are online again. Offline: --data stdlib, or your own file or folder") from e
 
 
 def wikitext():
-    """WikiText-103's own splits, lines joined into articles; an article begins with ' = Title = '."""
+    """WikiText-103's own splits, lines joined into articles; one begins with ' = Title = '."""
     for split, theirs in zip(SPLITS, ("train", "validation", "test")):
         article = []
         for row in hub("Salesforce/wikitext", "wikitext-103-raw-v1", split=theirs):
@@ -291,9 +450,13 @@ def wikitext():
 
 
 class HubStream:
-    """A hub corpus read as it downloads, and resumable. 1 % of the documents (by a hash of their id) is held out."""
+    """
+    A hub corpus read as it downloads, and resumable. 1 % of the documents (by a hash of their id)
+    is held out.
+    """
     def __init__(self, repository, config):
-        self.repository, self.config, self.rows, self.state = repository, config, None, None
+        self.repository, self.config = repository, config
+        self.rows = self.state = None
 
     def load_state_dict(self, state):
         self.state = state
@@ -307,55 +470,79 @@ class HubStream:
             self.rows.load_state_dict(self.state)
         try:
             for row in self.rows:
-                u = int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:2], "big") / 65536
-                yield "test" if u < 0.005 else "val" if u < 0.01 else "train", row["text"].encode()
+                yield self.split(row["id"]), row["text"].encode()
         except Exception as e:  # the network went away: the library's errors are many
-            raise ValueError(f"{self.repository} broke off ({type(e).__name__}); run it again to go on") from e
+            raise ValueError(f"{self.repository} broke off ({type(e).__name__}); "
+                             "run it again to continue") from e
+
+    @staticmethod
+    def split(name):
+        u = int.from_bytes(hashlib.sha256(name.encode()).digest()[:2], "big") / 65536
+        if u < 0.005:
+            return "test"
+        return "val" if u < 0.01 else "train"
 
 
 def download(url, path, sha256=None):
-    """Fetch url to path, going on with a partial download if the server can. Raises ValueError offline or on a wrong checksum."""
+    """
+    Fetch url to path, continuing a partial download if the server can. Raises ValueError offline or
+    on a wrong checksum.
+    """
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-        with urllib.request.urlopen(request, timeout=30) as r, open(part, "ab" if r.status == 206 else "wb") as f:
-            have, shown = f.tell(), time.time()
-            total = have + int(r.headers.get("Content-Length") or 0)
-            while chunk := r.read(1 << 16):
-                f.write(chunk)
-                if time.time() - shown > 2:
-                    shown = time.time()
-                    print(f"  {f.tell():,} of {total:,} bytes", file=sys.stderr)
-            complete = f.tell() >= total
+        with urllib.request.urlopen(request, timeout=30) as response:
+            complete = receive(response, part)
     except (OSError, urllib.error.URLError) as e:
         if getattr(e, "code", None) == 416:  # the partial file is not a beginning of this one
             part.unlink()
             return download(url, path, sha256)
-        raise ValueError(f"could not download {url} ({e}); run it again to go on. Offline: --data stdlib, or your own file") from e
+        raise ValueError(f"could not download {url} ({e}); run it again to continue. "
+                         "Offline: --data stdlib, or your own file") from e
     if not complete:
-        raise ValueError(f"the download of {url} stopped half-way; run it again to go on")
+        raise ValueError(f"the download of {url} stopped half-way; run it again to continue")
     if sha256 and hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
         part.unlink()
-        raise ValueError(f"{url} does not have the expected checksum; the download was thrown away, run it again")
+        raise ValueError(f"{url} does not have the expected checksum; the download was thrown "
+                         "away, run it again")
     os.replace(part, path)
     return path
 
 
-if __name__ == "__main__":
-    import argparse
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def receive(response, part):
+    """Append a response to the file `part`, or begin it anew -> whether all of it came."""
+    partial = response.status == 206
+    with open(part, "ab" if partial else "wb") as f:
+        total = f.tell() + int(response.headers.get("Content-Length") or 0)
+        shown = time.time()
+        while chunk := response.read(1 << 16):
+            f.write(chunk)
+            if time.time() - shown > 2:
+                shown = time.time()
+                print(f"  {f.tell():,} of {total:,} bytes", file=sys.stderr)
+        return f.tell() >= total
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
     parser.add_argument("--max_tokens", type=int, default=0)
     parser.error = lambda message: sys.exit(f"error: {message}")
-    a = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
-        print(json.dumps(prepare(a.data, a.tokenizer, a.max_tokens)[1], indent=1))
+        folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; nothing half done is left behind")
+    print(json.dumps(meta, indent=1))
+
+
+if __name__ == "__main__":
+    main()

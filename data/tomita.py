@@ -1,62 +1,96 @@
 """
-Tomita languages 3 and 7: strings of 0 and 1 that a small automaton accepts (Tomita, 1982; Post-Norm, section 6.4).
+Tomita languages 3 and 7: strings of 0 and 1 that a small automaton accepts (Tomita, 1982;
+Post-Norm, section 6.4).
 
-    3: after an odd number of consecutive 1s never an odd number of consecutive 0s       7: 0*1*0*1*
+    3: after an odd number of consecutive 1s never an odd number of consecutive 0s
+    7: 0*1*0*1*
 
-A walk repeats its symbol, or switches to the other with probability p_switch where both are legal; in an accepting state it may end
-with probability p_end, so that about half of the strings end by 100. As in the paper's long validation, the walk goes on where
-it would end, and the target keeps the true distribution, the end included.
+A walk repeats its symbol, or switches to the other with probability p_switch where both are legal;
+in an accepting state it may end with probability p_end, so that about half of the strings end by
+100. As in the paper's long validation, the walk continues where it would end, and the target keeps
+the true distribution, the end included.
 """
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from data import tvd
+import data
 
-BOS, EOS, ZERO = 0, 1, 2  # the symbols are tokens 2 and 3
-# state -> after 0, after 1 (-1 is illegal), whether it accepts; the walk starts in state 0
-AUTOMATA = {3: [(0, 1, True), (2, 0, True), (3, -1, False), (2, 1, True)],  # A, O: odd 1s, Z1 and Z0: odd and even 0s after them
-            7: [(0, 1, True), (2, 1, True), (2, 3, True), (-1, 3, True)]}
+BOS, EOS, ZERO = 0, 1, 2  # the symbols 0 and 1 are tokens 2 and 3
+
+# state: (the state after a 0, the state after a 1, whether it accepts), -1 where the symbol is
+# illegal; the walk starts in state 0
+AUTOMATA = {
+    3: [(0, 1, True),    # an even number of 1s
+        (2, 0, True),    # an odd number of 1s
+        (3, -1, False),  # an odd number of 0s after an odd number of 1s
+        (2, 1, True)],   # an even number of 0s after an odd number of 1s
+    7: [(0, 1, True),    # 0*
+        (2, 1, True),    # 0*1*
+        (2, 3, True),    # 0*1*0*
+        (-1, 3, True)],  # 0*1*0*1*
+}
+P_SWITCH = {3: 0.2, 7: 0.01}       # the paper's balance
+P_END = {3: 0.0086, 7: 0.00684}
+MAY_BE_ILLEGAL = {3: 1, 7: 0}      # this symbol
+LONG = 460                         # tokens in long, at least
 
 
 @dataclass
-class Task:
-    data: str = "tomita"  # a synthetic task (flipflop selective_copy counting set_complement dyck tomita), or text
-    block_size: int = 100     # tokens in a training input, <s> included
-    language: int = 3         # 3 or 7
-    p_switch: float = 0.0     # 0 is the paper's balance: 0.2 for language 3, 0.01 for 7
-    p_end: float = 0.0        # 0 likewise: 0.0086 and 0.00684
+class Task(data.Task):
+    block_size: int = 100  # tokens in a training input, <s> included
+    language: int = 3      # 3 or 7
+    p_switch: float = 0.0  # 0 is the paper's balance: 0.2 for language 3, 0.01 for 7
+    p_end: float = 0.0     # 0 likewise: 0.0086 and 0.00684
 
+    vocab_size = 4
     splits = ("train", "iid", "long")
     # paper: Post-Norm, section 6.4; its search draws the other hyper-parameters at random
     defaults = {
-        "nano": dict(n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=2000, learning_rate=1e-3, min_lr=0.0,
-                     lr_decay="linear", warmup_iters=100, eval_interval=500, eval_iters=10),
-        "paper": dict(n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=100000, learning_rate=1e-3, min_lr=0.0,
-                      lr_decay="linear", warmup_iters=1000, eval_interval=5000, eval_iters=10),
+        "nano": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=2000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
+            eval_interval=500, eval_iters=10),
+        "paper": dict(
+            n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=100000,
+            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=1000,
+            eval_interval=5000, eval_iters=10),
     }
 
     def __post_init__(self):
-        self.vocab_size = 4
         if self.language not in AUTOMATA:
-            raise ValueError(f"language={self.language}: choose from {', '.join(map(str, AUTOMATA))}")
-        self.switch = self.p_switch or {3: 0.2, 7: 0.01}[self.language]
-        self.end = self.p_end or {3: 0.0086, 7: 0.00684}[self.language]
+            choices = ", ".join(map(str, AUTOMATA))
+            raise ValueError(f"language={self.language}: choose from {choices}")
+        self.switch = self.p_switch or P_SWITCH[self.language]
+        self.end = self.p_end or P_END[self.language]
         if not (0 < self.switch < 1 and 0 < self.end < 1 and self.block_size >= 1):
-            raise ValueError("tomita needs p_switch and p_end between 0 and 1, and block_size of at least 1")
-        to, accepts = [a[:2] for a in AUTOMATA[self.language]], [a[2] for a in AUTOMATA[self.language]]
-        self.to, self.accepts = np.array(to), np.array(accepts)
+            raise ValueError(
+                "tomita needs p_switch and p_end between 0 and 1, and block_size of at least 1")
+        after_0, after_1, accepts = zip(*AUTOMATA[self.language])
+        self.to = np.stack((after_0, after_1), 1)  # (state, symbol) -> state
+        self.accepts = np.array(accepts)
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may follow. long is 460 tokens or more."""
-        T, B = max(460, self.block_size) if split == "long" else self.block_size, batch_size
-        x, y, state = np.full((B, T + 1), BOS), np.empty((B, T), np.int64), np.zeros(B, np.int64)
-        u, end = rng.random((T, B)), rng.random((T, B)) < self.end
+        """
+        -> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may
+        follow. T is block_size, in long 460 or more.
+        """
+        B, T = batch_size, self.block_size
+        if split == "long":
+            T = max(LONG, self.block_size)
+        switch = rng.random((T, B)) < self.switch
+        end = rng.random((T, B)) < self.end
         symbol = rng.integers(0, 2, B)
+        switch[0] = False  # the first symbol is drawn
+
+        x = np.full((B, T + 1), BOS)
+        y = np.empty((B, T), np.int64)
+        state = np.zeros(B, np.int64)
         for t in range(T):
-            symbol = np.where(u[t] < (self.switch if t else 0), 1 - symbol, symbol)
-            symbol = np.where(self.to[state, symbol] < 0, 1 - symbol, symbol)  # one is always legal
+            symbol = np.where(switch[t], 1 - symbol, symbol)
+            illegal = self.to[state, symbol] < 0
+            symbol = np.where(illegal, 1 - symbol, symbol)  # one of the two is always legal
             x[:, t + 1] = ZERO + symbol
             y[:, t] = np.where(self.accepts[state] & end[t], EOS, x[:, t + 1])
             state = self.to[state, symbol]
@@ -64,9 +98,12 @@ class Task:
 
     def states(self, x):
         """x (B, T) -> the automaton's state after each token, (B, T)."""
-        to, state, found = torch.from_numpy(self.to).to(x.device), torch.zeros_like(x[:, 0]), []
-        for t in range(x.size(1)):
-            state = torch.where(x[:, t] >= ZERO, to[state, (x[:, t] - ZERO).clamp(min=0)], state)
+        to = torch.from_numpy(self.to).to(x.device)
+        state = torch.zeros_like(x[:, 0])
+        found = []
+        for token in x.T:
+            symbol = (token - ZERO).clamp(min=0)
+            state = torch.where(token >= ZERO, to[state, symbol], state)
             found.append(state)
         return torch.stack(found, 1)
 
@@ -74,23 +111,24 @@ class Task:
         """x (B, T) -> the next token's distribution after each prefix, (B, T, 4) float32."""
         state = self.states(x)
         legal = torch.from_numpy(self.to >= 0).to(x.device)[state]                  # (B, T, 2)
-        last = (x - ZERO)[..., None] == torch.arange(2, device=x.device)
+        accepts = torch.from_numpy(self.accepts).to(x.device)[state][..., None]     # (B, T, 1)
+        last = (x - ZERO)[..., None] == torch.arange(2, device=x.device)            # (B, T, 2)
         p = torch.where(last, 1 - self.switch, self.switch)
         p = torch.where((x < ZERO)[..., None], 0.5, p) * legal
         p = p / p.sum(-1, keepdim=True)
-        end = self.end * torch.from_numpy(self.accepts).to(x.device)[state][..., None]
+        end = self.end * accepts
         return torch.cat((torch.zeros_like(end), end, p * (1 - end)), -1)
 
     def score(self, logits, x, y):
-        """logits (B, T, 4) -> {metric: (count, out of) per string}: total variation distance, mean over the prefixes."""
-        distance = tvd(logits, self.target(x))
+        """Total variation distance, mean over the prefixes."""
+        distance = data.tvd(logits, self.target(x))
         return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
 
     def contrast(self, logits, x):
-        """For the ROC AUC by position: the logit (B, T) of the symbol that may be illegal (3: 1, 7: 0), and whether it is legal."""
-        symbol = {3: 1, 7: 0}[self.language]
-        return logits[..., ZERO + symbol], torch.from_numpy(self.to[:, symbol] >= 0).to(x.device)[self.states(x)]
+        """The logit of the symbol that may be illegal (3: 1, 7: 0), and whether it is legal."""
+        symbol = MAY_BE_ILLEGAL[self.language]
+        legal = torch.from_numpy(self.to[:, symbol] >= 0).to(x.device)
+        return logits[..., ZERO + symbol], legal[self.states(x)]
 
     def show(self, x):
-        """One string's tokens as labels, for figures."""
         return [["<s>", "</s>", "0", "1"][t] for t in x]
