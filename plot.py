@@ -1,19 +1,19 @@
 """
-Draw what a run left behind, and what a model does.
+JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behind.
 
-    python plot.py lengths out/cable-stdlib-nano/eval.json    perplexity by length, loss by position (from eval.py)
-    python plot.py scores out/tra-flipflop-nano/eval.json     a synthetic task's scores by split (from eval.py)
-    python plot.py positions out/postnorm-dyck-nano/eval.json a task's total variation distance or AUC by position (from eval.py)
-    python plot.py trials results/postnorm_fig1.cpu.json      a random search: every trial, and the metric by length (from reproduce.py)
-    python plot.py attention results/bench.attention.cpu.json  the attention functions' time by length (from bench.py)
-    python plot.py curves out/cable-stdlib-nano out/rope-*    learning curves (from log.jsonl)
-    python plot.py errors out/tra-flipflop-* out/cope-*       a task's scores by training step (from log.jsonl, or a results/*.json)
-    python plot.py maps out/tra-flipflop-nano --split sparse  attention, steps, distance and position by head, on one sequence
-    python plot.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step? every model on the same sequence
+    python plot.py lengths out/cable-stdlib-nano/eval.json     perplexity by length (eval.py)
+    python plot.py scores out/tra-flipflop-nano/eval.json      a task's scores by split (eval.py)
+    python plot.py positions out/postnorm-dyck-nano/eval.json  TVD or AUC by position (eval.py)
+    python plot.py trials results/postnorm_fig1.cpu.json       a random search (reproduce.py)
+    python plot.py attention results/bench.attention.cpu.json  time by length (bench.py)
+    python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
+    python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
-The first model named is drawn boldest. In lengths, scores and a results/*.json, runs that differ only in the seed become one line
-(mean and range) or one row of dots.
+The first model named is drawn boldest. Runs that differ only in the seed become one line (mean and
+range) or one row of dots. Where lines coincide, each shows through: by turns, in dashes.
+What a model attends to and counts is drawn by maps.py.
 """
+import itertools
 import json
 import math
 import sys
@@ -24,15 +24,20 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
+from matplotlib.transforms import offset_copy  # noqa: E402
 
 import runs  # noqa: E402
 from data import binned  # noqa: E402
-from data.text import encode, get_encoding  # noqa: E402
 
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-                     "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                     "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11,
+                     "legend.frameon": False, "figure.dpi": 150})
 
+METRICS = dict(tvd="total variation distance", auc="ROC AUC")
+
+
+# -----------------------------------------------------------------------------
+# reading
 
 def read(path, parse):
     """parse(path), or one line that says why not."""
@@ -40,525 +45,625 @@ def read(path, parse):
         return parse(Path(path))
     except OSError as e:
         runs.fail(f"could not read {path}: {e.strerror}")
-    except (ValueError, KeyError, TypeError, IndexError):
-        runs.fail(f"{path} is not a file that eval.py, reproduce.py or bench.py wrote for this kind of figure")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        runs.fail(f"{path} is not a file that eval.py, reproduce.py or bench.py wrote "
+                  "for this kind of figure")
 
 
-def style(n):
-    """n line styles that can be told apart, the first bold and black."""
-    colors = [plt.cm.tab10(i) for i in range(10)]
-    return [dict(color="black", lw=2.6, zorder=5)] + [
-        dict(color=colors[i % 10], lw=1.4, ls=("-", "--", ":")[i // 10 % 3]) for i in range(n - 1)]
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def choose(metric, known, path):
+    """The metric asked for, or the first."""
+    if metric and metric not in known:
+        runs.fail(f"{path} has no {metric}: {runs.nearest(metric, known)}")
+    return metric or known[0]
+
+
+def metric_label(metric):
+    return METRICS.get(metric, metric.replace("_", " "))
 
 
 def grouped(rows):
-    """{label: rows}. Seeds of one model go together, under its name; runs that differ in more go under their folder's."""
+    """
+    {label: rows}. A row's own label counts, if it has one. Else seeds of one model go together,
+    under its name; runs that differ in more go under their folder's.
+    """
     groups, labels = {}, []
     for r in rows:
-        kind = {k: v for k, v in r["config"].items() if k not in ("seed", "out_dir")} | dict(iter=r["iter"], checkpoint=r["checkpoint"])
-        groups.setdefault(json.dumps(kind, sort_keys=True), []).append(r)
+        kind = {k: v for k, v in r["config"].items() if k not in ("seed", "out_dir")}
+        kind |= dict(iter=r["iter"], checkpoint=r["checkpoint"])
+        key = r["label"] if "label" in r else json.dumps(kind, sort_keys=True)
+        groups.setdefault(key, []).append(r)
     for rs in groups.values():
-        names = (rs[0]["model"], rs[0]["name"], f"{rs[0]['name']}/{rs[0]['checkpoint']}")
-        labels.append(next((n for n in names if n not in labels), f"{names[2]} ({len(labels)})"))
+        r = rs[0]
+        names = [r["model"], r["name"], f"{r['name']}/{r['checkpoint']}"]
+        names = [r["label"]] if "label" in r else names
+        free = [name for name in names if name not in labels]
+        labels.append(free[0] if free else f"{names[-1]} ({len(labels)})")
     return dict(zip(labels, groups.values()))
 
 
-def band(ax, x, ys, label, **kw):
-    ys = np.asarray(ys)
-    ax.plot(x, ys.mean(0), label=label, **kw)
-    if len(ys) > 1:
-        ax.fill_between(x, ys.min(0), ys.max(0), color=kw["color"], alpha=0.15, lw=0)
+# -----------------------------------------------------------------------------
+# panels, lines and legends
+
+def panels(columns, width, height, rows=1, sharey="row"):
+    """-> (figure, axes (rows, columns)); a row shares its y axis."""
+    return plt.subplots(rows, columns, figsize=(width * columns + 1, height), sharey=sharey,
+                        squeeze=False, layout="constrained")
 
 
-def lengths(path, out, models=None):
-    """eval.py's JSON -> perplexity by length (left) and loss by position in the longest window (right)."""
-    def parse(path):
-        data = json.loads(path.read_text())
-        data["tokens"] + max(data["lengths"]) + min(r["by_position"][0][2] + r["block_size"] for r in data["runs"])  # is it all there?
-        return data, grouped(data["runs"])
-    data, groups = read(path, parse)
-    for m in models or []:
-        if m not in groups:
-            runs.fail(f"{path} has no {m}: {runs.nearest(m, groups)}")
-    groups = {m: groups[m] for m in models or groups}
-    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.1))
-    for (label, rows), kw in zip(groups.items(), style(len(groups))):
-        xs = [int(T) for T in rows[0]["perplexity"]]
-        marker = dict(marker="o", ms=4 if len(xs) > 1 else 7)
-        band(left, xs, [list(r["perplexity"].values()) for r in rows], label, **marker, **kw)
-        bins = rows[0]["by_position"]
-        band(right, [(a + b) / 2 + 1 for a, b, _ in bins], [[y for *_, y in r["by_position"]] for r in rows], label, **kw)
-    block_sizes = {r["block_size"] for r in data["runs"]}
-    for ax in (left, right):
-        ax.set_xscale("log", base=2)
-        for T in block_sizes:
-            ax.axvline(T, color="gray", lw=1, ls=":", zorder=0)
-    left.annotate("training length", (max(block_sizes), 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
-                  textcoords="offset points", color="gray", fontsize=8, va="top", rotation=90)
-    low, high = left.get_ylim()
-    if high > 2 * low > 0:
-        left.set_yscale("log")
-        low, high = left.get_ylim()
-        steps = (1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-        ticks = [m * 10**k for k in range(-1, 9) for m in steps if low <= m * 10**k <= high]
-        left.set_yticks(ticks, [f"{y:,g}" for y in ticks])
-        left.yaxis.set_minor_locator(plt.NullLocator())
-    left.set_xticks(data["lengths"], [f"{T:,}" for T in data["lengths"]])
-    left.xaxis.set_minor_locator(plt.NullLocator())
-    left.set(xlabel="window length (tokens)", ylabel="perplexity", title=f"{data['tokens']:,} tokens, the same at every length")
+def looks(labels):
+    """{label: how its line looks}, all different; the first is bold and black."""
+    found = {}
+    for n, label in enumerate(labels):
+        color = plt.cm.tab10((n - 1) % 10)
+        found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[(n - 1) // 10 % 3])
+        found[label]["marker"] = "osD^vP*X<>ph"[n % 12]
+    first = next(iter(labels))
+    found[first] |= dict(color="black", lw=2.6, ls="-", zorder=3)
+    return found
+
+
+def draw(ax, curves, look):
+    """
+    {label: (x (n,), ys (seeds, n))} -> a line of means and a shade from the lowest to the highest.
+    Points without a mean are left out. Scale and limits of the axis, if not automatic, must be set
+    before: they say which lines coincide.
+    """
+    means = {}
+    for label, (x, ys) in curves.items():
+        x, y = np.asarray(x), np.mean(ys, 0)
+        known = np.isfinite(y)
+        means[label] = x[known], y[known]
+        ax.plot(*means[label], ls="")  # for the limits
+        if len(ys) > 1:
+            color = look[label]["color"]
+            ax.fill_between(x, np.min(ys, 0), np.max(ys, 0), color=color, alpha=0.15, lw=0)
+            ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="range over seeds")
+    xs, near = coinciding(ax, means.values())
+    for own, (label, (x, y)) in enumerate(means.items()):
+        row = near[own][:, np.searchsorted(xs, x)]
+        draw_line(ax, label, x, y, row, own, look[label])
+
+
+def draw_line(ax, label, x, y, near, own, kind):
+    """One line; near (lines, n) says with which lines it coincides where, itself included."""
+    ax.plot([], [], label=label, ms=5, **kind)
+    for part, lines in stretches(near):
+        changes = dashes(lines.index(own), len(lines)) | dict(marker="")
+        ax.plot(x[part], y[part], **kind | changes)
+    for n in range(0, len(x), math.ceil(len(x) / 12) or 1):  # markers side by side
+        lines = list(np.flatnonzero(near[:, n]))
+        aside = 4.5 * (lines.index(own) - (len(lines) - 1) / 2)
+        where = offset_copy(ax.transData, ax.figure, aside, 0, "points")
+        changes = dict(ls="", zorder=5)
+        ax.plot(x[n], y[n], ms=5, clip_on=False, transform=where, **kind | changes)
+
+
+def coinciding(ax, lines):
+    """-> every x (m,), and which two lines cannot be told apart there, (lines, lines, m)."""
+    ax.autoscale_view()
+    xs = np.unique(np.concatenate([[], *(x for x, _ in lines)]))
+    heights = np.full((len(lines), len(xs)), np.nan)
+    for row, (x, y) in zip(heights, lines):
+        pixels = ax.transData.transform(np.column_stack([x, y]))[:, 1]
+        row[np.searchsorted(xs, x)] = pixels / ax.figure.dpi * 72
+    near = abs(heights[:, None] - heights) < 1.2  # points
+    near[range(len(lines)), range(len(lines))] = True
+    return xs, near
+
+
+def stretches(near):
+    """near (lines, n), the lines at each of a line's points -> its parts, and the lines there."""
+    company = [tuple(np.flatnonzero(both)) for both in (near[:, 1:] & near[:, :-1]).T]
+    start = 0
+    for lines, same in itertools.groupby(company):
+        end = start + len(list(same))
+        yield slice(start, end + 1), lines
+        start = end
+
+
+def dashes(turn, lines):
+    """The first of coinciding lines stays as it is, the others lie on it in dashes, by turns."""
+    if turn == 0:
+        return {}
+    length = 2.5  # in line widths
+    return dict(ls=((lines - turn) * length, (length, (lines - 1) * length)), lw=2.2, zorder=4)
+
+
+def legend(axes):
+    """One legend, right of the panels, of everything that they show."""
+    found = {}
+    for ax in axes.flat:
+        for handle, label in zip(*ax.get_legend_handles_labels()):
+            found.setdefault(label, handle)
+    last = ["training length", "range over seeds"]
+    names = [name for name in found if name not in last] + [name for name in last if name in found]
+    axes[-1, -1].legend([found[name] for name in names], names, loc="center left",
+                        bbox_to_anchor=(1.01, 0.5))
+
+
+def training_length(ax, length):
+    ax.axvline(length, color="gray", lw=1, ls=":", zorder=0, label="training length")
+
+
+def length_axis(ax, lengths):
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [f"{T:,}" for T in lengths])
+    ax.set_xlim(min(lengths) / 1.15, max(lengths) * 1.15)
+    ax.xaxis.set_minor_locator(plt.NullLocator())
+
+
+def finish(fig, out, default=None):
+    """Write the picture aside, then rename it."""
+    out = Path(out or default)
+    out = out if out.suffix else Path(f"{out}.png")
+    if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
+        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
+    runs.write_safely(out, lambda tmp: fig.savefig(tmp, format=out.suffix[1:], bbox_inches="tight"))
+    print(f"drew {out}")
+
+
+# -----------------------------------------------------------------------------
+# text
+
+def lengths(args):
+    """Perplexity by length (left), and loss by position in the longest window (right)."""
+    data, groups = read(args.json, text_runs)
+    for model in args.models or []:
+        if model not in groups:
+            runs.fail(f"{args.json} has no {model}: {runs.nearest(model, groups)}")
+    groups = {label: groups[label] for label in args.models or groups}
+    look = looks(groups)
+    for label, lines in committed(data).items():
+        groups[label], look[label] = lines, look[next(iter(look))] | COMMITTED
+    fig, axes = panels(2, 5.2, 4.4, sharey=False)
+    left, right = axes[0]
+    length_axis(left, data["lengths"])
+    perplexity_axis(left, [ys for lines in groups.values() for ys in lines["perplexity"][1]])
+    left.set(xlabel="window length (tokens)", ylabel="perplexity",
+             title=f"{data['tokens']:,} tokens, the same at every length")
+    right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    right.set(xlabel="position in the window", ylabel="loss (nats)", title=f"inside a window of {max(data['lengths']):,} tokens")
-    right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    finish(fig, out or Path(path).with_suffix(".png"))
+    right.set(xlabel="position in the window", ylabel="loss (nats)",
+              title=f"inside a window of {max(data['lengths']):,} tokens")
+    for ax, kind in ((left, "perplexity"), (right, "loss")):
+        for length in data["trained"]:
+            training_length(ax, length)
+        draw(ax, {label: lines[kind] for label, lines in groups.items()}, look)
+    legend(axes)
+    finish(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
-def scores(path, out, metric=None):
+def text_runs(path):
+    """-> what eval.py says about all runs, and {label: its two lines}."""
+    data = read_json(path)
+    data["trained"] = {r["block_size"] for r in data["runs"]}
+    data["runs"][0], data["tokens"], max(data["lengths"]), data["data"]["sha256"]  # all there?
+    return data, {label: two_lines(rows) for label, rows in grouped(data["runs"]).items()}
+
+
+def two_lines(rows):
+    """Runs that differ in the seed -> (x, ys) of the perplexity by length, and of the loss."""
+    T = [int(T) for T in rows[0]["perplexity"]]
+    perplexity = np.array([list(r["perplexity"].values()) for r in rows], float)
+    position = [(first + last) / 2 + 1 for first, last, _ in rows[0]["by_position"]]
+    loss = np.array([r["by_position"] for r in rows], float)[:, :, 2]
+    return dict(perplexity=(T, perplexity), loss=(position, loss))
+
+
+def committed(data):
     """
-    eval.py's JSON of a task, one panel per split. At one length a row per model, every seed a dot with its 95 % interval;
-    at several lengths a line per model.
+    {label: its two lines} of the run in results/contrast.json, to be seen beside one's own: if it
+    has their setting, and none of them is of its model.
     """
     def parse(path):
-        data = json.loads(path.read_text())
-        metrics = [m for r in data["runs"] for by_split in r["scores"].values() for s in by_split.values() for m in s]
-        if "label" not in data["runs"][0]:
-            return data["splits"], grouped(data["runs"]), list(dict.fromkeys(metrics))
-        groups = {}
-        for r in data["runs"]:
-            groups.setdefault(r["label"], []).append(r)
-        return data["splits"], groups, list(dict.fromkeys(metrics))
-    splits, groups, metrics = read(path, parse)
-    if metric and metric not in metrics:
-        runs.fail(f"{path} has no {metric}: {runs.nearest(metric, metrics)}")
-    metric = metric or metrics[0]
-    lengths = sorted({int(T) for rows in groups.values() for r in rows for T in r["scores"]})
-    flat = all(len(r["scores"]) == 1 for rows in groups.values() for r in rows)
-    height = 0.3 * len(groups) + 1.3 if flat else 3.2
-    fig, axes = plt.subplots(1, len(splits), figsize=(3.4 * len(splits) + 1, height), sharey=True, squeeze=False)
+        row = read_json(path)
+        for own in data["runs"]:
+            setting = data | own["config"]
+            differs = [k for k, value in row["settings"].items() if setting.get(k) != value]
+            if differs or own["model"] == row["model"]:
+                return {}
+        label = f"{row['model']} (committed)"
+        if row["source"] != data["data"]["sha256"]:
+            label = f"{row['model']} (committed,\nPython {row['python']})"
+        return {label: two_lines([row])}
+    path = runs.ROOT / "results" / "contrast.json"
+    return read(path, parse) if path.exists() else {}
+
+
+COMMITTED = dict(color="tab:red", lw=1.8, ls="--", marker="s", zorder=2)
+
+
+def perplexity_axis(ax, ys):
+    """Logarithmic, with plain numbers as ticks, where the perplexities are far apart."""
+    ys = np.concatenate(ys)
+    ys = ys[np.isfinite(ys) & (ys > 0)]
+    if not len(ys) or ys.max() <= 2 * ys.min():
+        return
+    low, high = ys.min(), ys.max()
+    ax.set_yscale("log")
+    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+    ticks = [step * 10.0**power for power in range(-1, 9) for step in steps]
+    ticks = [y for y in ticks if 0.9 * low <= y <= 1.1 * high]
+    ax.set_yticks(ticks, [f"{y:,g}" for y in ticks])
+    ax.yaxis.set_minor_locator(plt.NullLocator())
+
+
+def curves(args):
+    """Training and validation loss by step."""
+    logs = {Path(folder).resolve().name: read(folder, runs.read_log) for folder in args.folders}
+    look = looks(logs)
+    fig, axes = panels(2, 5, 4)
+    for ax, key, title in zip(axes[0], ("loss", "val_loss"), ("training", "validation")):
+        ax.set(xlabel="iter", title=title)
+        lines = {}
+        for name, log in logs.items():
+            points = [(row["iter"], row[key]) for row in log if key in row]
+            if points:
+                x, y = zip(*points)
+                lines[name] = x, [y]
+        draw(ax, lines, look)
+    axes[0, 0].set_ylabel("loss (nats)")
+    legend(axes)
+    finish(fig, args.out, Path(args.folders[0]) / "curves.png")
+
+
+# -----------------------------------------------------------------------------
+# tasks: scores
+
+def scores(args):
+    """One panel per split: at one length a row of dots per model, at several a line per model."""
+    splits, groups, metrics, trained = read(args.json, task_runs)
+    metric = choose(args.metric, metrics, args.json)
+    look = looks(groups)
+    lengths = sorted({T for rows in groups.values() for row in rows for T in row})
+    flat = all(len(row) == 1 for rows in groups.values() for row in rows)
+    fig, axes = panels(len(splits), 3.4, 0.3 * len(groups) + 1.4 if flat else 3.3)
     for ax, split in zip(axes[0], splits):
-        for n, ((label, rows), kw) in enumerate(zip(groups.items(), style(len(groups)))):
-            points = [{int(T): by[split][metric] for T, by in r["scores"].items() if metric in by.get(split, {})} for r in rows]
-            if flat:
-                found = [f for by_length in points for f in by_length.values()]
-                for offset, f in zip(np.linspace(-0.15, 0.15, len(found)) if len(found) > 1 else [0], found):
-                    ax.plot([100 * f["low"], 100 * f["high"]], [n + offset] * 2, color="black", lw=1, alpha=0.5)
-                    ax.plot(100 * f["value"], n + offset, "o", color="black", ms=4, clip_on=False)
-            elif xs := sorted(set.intersection(*map(set, points))):
-                band(ax, xs, [[100 * p[T]["value"] for T in xs] for p in points], label, marker="o", ms=4, **kw)
-        ax.set(title=split)
+        found = {}
+        for label, rows in groups.items():
+            found[label] = [scored(row, split, metric) for row in rows]
+        ax.set_title(split)
         if flat:
-            ax.set(xlabel=f"{metric.replace('_', ' ')} (%)", xlim=(-2, 102))
-        else:
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(lengths, [f"{T:,}" for T in lengths])
-            ax.set(xlabel="block_size (tokens)", ylim=(-2, 102))
+            dots(ax, found)
+            ax.set(xlabel=f"{metric_label(metric)} (%)", xlim=(-2, 102))
+            continue
+        length_axis(ax, lengths)
+        ax.set(xlabel="block_size (tokens)", ylim=(-2, 102))
+        for length in trained:
+            training_length(ax, length)
+        draw(ax, {label: shared(rows) for label, rows in found.items() if shared(rows)[0]}, look)
     if flat:
         axes[0, 0].set_yticks(range(len(groups)), groups)
         axes[0, 0].invert_yaxis()
     else:
-        axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (%)")
-        axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    finish(fig, out or Path(path).with_suffix(".png"))
+        axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
+    legend(axes)
+    finish(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
-def curves(folders, out):
-    """log.jsonl of every run -> training and validation loss by step."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
-    for folder, kw in zip(folders, style(len(folders))):
-        log = read(folder, runs.read_log)
-        for ax, key in ((left, "loss"), (right, "val_loss")):
-            points = [(r["iter"], r[key]) for r in log if key in r]
-            if points:
-                ax.plot(*zip(*points), label=Path(folder).resolve().name, marker="o" if len(points) < 20 else "", ms=4, **kw)
-    left.set(xlabel="iter", ylabel="loss (nats)", title="training")
-    right.set(xlabel="iter", title="validation")
-    right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    finish(fig, out or Path(folders[0]) / "curves.png")
+def task_runs(path):
+    """-> splits, {label: [{length: {split: scores}}, a run each]}, metrics, training lengths."""
+    data = read_json(path)
+    data["runs"][0]  # is there one?
+    groups, metrics = {}, {}
+    for label, rows in grouped(data["runs"]).items():
+        groups[label] = [{int(T): by_split for T, by_split in r["scores"].items()} for r in rows]
+        for by_split in groups[label][0].values():
+            for found in by_split.values():
+                metrics |= found
+    trained = {r["block_size"] for r in data["runs"]}
+    return data["splits"], groups, list(metrics), trained
 
 
-def errors(paths, out, metric=None):
-    """Scores by training step, one panel per split: run folders, or the JSON of a task that reproduce.py wrote."""
+def scored(row, split, metric):
+    """A run's {length: (value, low, high)} in percent, of the lengths that have this score."""
+    found = {}
+    for T, by_split in row.items():
+        if metric in by_split.get(split, {}):
+            score = by_split[split][metric]
+            found[T] = [100 * score[key] for key in ("value", "low", "high")]
+    return found
+
+
+def shared(rows):
+    """[{x: (y, ...)}, a seed each] -> the xs that all have, and their ys (seeds, n)."""
+    xs = sorted(set.intersection(*map(set, rows)))
+    return xs, [[row[x][0] for x in xs] for row in rows]
+
+
+def dots(ax, found):
+    """{label: [{length: (value, low, high)}, a seed each]} -> a row per label."""
+    for n, rows in enumerate(found.values()):
+        points = [point for row in rows for point in row.values()]
+        places = n + np.linspace(-0.15, 0.15, len(points)) if len(points) > 1 else [n]
+        for place, (value, low, high) in zip(places, points):
+            ax.plot([low, high], [place, place], color="gray", lw=1.2)
+            ax.plot(value, place, "o", color="black", ms=4, clip_on=False)
+    ax.plot([], [], "o", color="black", ms=4, label="a run")
+    ax.plot([], [], color="gray", lw=1.2, label="its 95 % interval")
+
+
+def errors(args):
+    """Scores by training step, one panel per split: of run folders, or of a results/*.json."""
     groups = {}
-    for path in paths:
-        if Path(path).suffix == ".json":
-            found = read(path, lambda p: [(r["label"], r["history"]) for r in json.loads(p.read_text())["runs"]])
-        else:
-            log = read(path, runs.read_log)
-            found = [(Path(path).resolve().name, [[r["iter"], r["scores"]] for r in log if "scores" in r])]
-        for label, history in found:
+    for path in args.paths:
+        for label, history in read(path, histories):
             groups.setdefault(label, []).append(history)
-    if not all(h for histories in groups.values() for h in histories):
-        runs.fail("no scores by step in there: only runs on a synthetic task have them, from the first validation on")
-    scored = next(iter(groups.values()))[0][0][1]
-    if any(s.keys() != scored.keys() for histories in groups.values() for h in histories for _, s in h):
+    found = [history for histories in groups.values() for history in histories]
+    if not found or not all(found):
+        runs.fail("no scores by step in there: "
+                  "only runs on a synthetic task have them, from the first validation on")
+    splits = list(found[0][0][1])
+    if any(list(by_split) != splits for history in found for _, by_split in history):
         runs.fail("these runs are of different tasks: draw them one by one")
-    metrics = list(dict.fromkeys(m for by_metric in scored.values() for m in by_metric))
-    if metric and metric not in metrics:
-        runs.fail(f"no {metric} in there: {runs.nearest(metric, metrics)}")
-    metric = metric or metrics[0]
-    fig, axes = plt.subplots(1, len(scored), figsize=(3.6 * len(scored) + 1, 3.2), sharey=True, squeeze=False)
-    for ax, split in zip(axes[0], scored):
-        for (label, histories), kw in zip(groups.items(), style(len(groups))):
-            points = [{it: 100 * s[split][metric] for it, s in h if metric in s.get(split, {})} for h in histories]
-            steps = sorted(set.intersection(*map(set, points)))
-            if steps:
-                band(ax, steps, [[p[it] for it in steps] for p in points], label, **kw)
-        ax.set(title=split, xlabel="iter")
-    axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (%)")
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    finish(fig, out or (Path(paths[0]).with_suffix(".steps.png") if Path(paths[0]).suffix else Path(paths[0]) / "errors.png"))
+    metrics = {}
+    for by_metric in found[0][0][1].values():
+        metrics |= by_metric
+    metric = choose(args.metric, list(metrics), args.paths[0])
+    look = looks(groups)
+    fig, axes = panels(len(splits), 3.6, 3.2)
+    for ax, split in zip(axes[0], splits):
+        ax.set(title=split, xlabel="iter", ylim=(-2, 102))
+        lines = {}
+        for label, histories_ in groups.items():
+            lines[label] = shared([steps(history, split, metric) for history in histories_])
+        draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
+    axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
+    legend(axes)
+    first = Path(args.paths[0])
+    default = first.with_suffix(".steps.png") if first.suffix else first / "errors.png"
+    finish(fig, args.out, default)
 
 
-METRICS = dict(tvd="total variation distance", auc="ROC AUC", accuracy="accuracy", precision="precision")
+def histories(path):
+    """A results/*.json or a run folder -> [(label, [(iter, {split: {metric: value}}), ...])]."""
+    if path.suffix == ".json":
+        return [(r["label"], r["history"]) for r in read_json(path)["runs"]]
+    rows = [(row["iter"], row["scores"]) for row in runs.read_log(path) if "scores" in row]
+    return [(path.resolve().name, rows)]
 
 
-def positions(path, out, metric=None):
-    """eval.py's JSON of a task whose right answer is a distribution -> TVD or AUC by position, one panel per split."""
-    def parse(path):
-        rows = json.loads(path.read_text())["runs"]
-        return rows, [m for m in ("tvd", "auc") if rows and all(m in r for r in rows)], grouped(rows)
-    rows, known, groups = read(path, parse)
-    if not known or (metric and metric not in known):
-        runs.fail(f"{path} has no {metric or 'tvd or auc'} by position" + f", it has {', '.join(known)}" * bool(known))
-    metric = metric or known[0]
-    panels = [(T, split) for T, by_split in rows[0][metric].items() for split in by_split]
-    fig, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 1, 3.2), sharey=True, squeeze=False)
-    for ax, (T, split) in zip(axes[0], panels):
-        for (label, rs), kw in zip(groups.items(), style(len(groups))):
-            ys = np.array([r[metric][T][split] for r in rs if split in r[metric].get(T, {})], float)
-            if len(ys):
-                step = 1 if ys.shape[1] <= 32 else 2 * math.ceil(ys.shape[1] / 96)  # even: only every other position may have an AUC
-                edges = np.array([*range(0, ys.shape[1], step), ys.shape[1]])
-                band(ax, (edges[1:] + edges[:-1] + 1) / 2, binned(ys, edges), label, **kw)
-        ax.axvline(rows[0]["block_size"], color="gray", lw=1, ls=":", zorder=0)
+def steps(history, split, metric):
+    found = {}
+    for it, by_split in history:
+        if metric in by_split[split]:
+            found[it] = [100 * by_split[split][metric]]
+    return found
+
+
+# -----------------------------------------------------------------------------
+# tasks: distributions and random searches
+
+def positions(args):
+    """Of a task whose right answer is a distribution: TVD or AUC by position, a panel per split."""
+    rows, groups = read(args.json, distribution_runs)
+    known = [metric for metric in METRICS if rows and all(metric in row for row in rows)]
+    if not known or (args.metric and args.metric not in known):
+        has = f", it has {', '.join(known)}" if known else ""
+        runs.fail(f"{args.json} has no {args.metric or 'tvd or auc'} by position{has}")
+    metric = args.metric or known[0]
+    look = looks(groups)
+    wanted = [(T, split) for T, by_split in rows[0][metric].items() for split in by_split]
+    fig, axes = panels(len(wanted), 3.6, 3.2)
+    for ax, (T, split) in zip(axes[0], wanted):
+        training_length(ax, rows[0]["block_size"])
         ax.set(title=f"{split}, block_size {int(T):,}", xlabel="position (tokens)")
-    axes[0, 0].set_ylabel(METRICS[metric])
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    finish(fig, out or Path(path).with_suffix(f".{metric}.png"))
+        lines = {}
+        for label, found in groups.items():
+            ys = [row[metric][T][split] for row in found if split in row[metric].get(T, {})]
+            if ys:
+                lines[label] = smooth(np.array(ys, float))
+        draw(ax, lines, look)
+    axes[0, 0].set_ylabel(metric_label(metric))
+    legend(axes)
+    finish(fig, args.out, Path(args.json).with_suffix(f".{metric}.png"))
 
 
-def trials(path, out):
-    """reproduce.py's JSON of a random search: above every trial of every scheme (left raw, right BEMA), below the metric by length."""
-    def parse(path):
-        data = json.loads(path.read_text())
-        data["panels"][0]["lengths"][0][1] + len(data["panels"][0]["schemes"]) + len(METRICS[data["metric"]])  # is it all there?
-        return data
-    data = read(path, parse)
-    metric, panels = data["metric"], data["panels"]
+def distribution_runs(path):
+    rows = read_json(path)["runs"]
+    return rows, grouped(rows)
+
+
+def smooth(ys):
+    """ys (seeds, T) by position -> (x, means of some positions each)."""
+    T, step = ys.shape[1], 1
+    if T > 32:
+        step = 2 * math.ceil(T / 96)  # even: only every other position may have an AUC
+    edges = np.array([*range(0, T, step), T])
+    return (edges[1:] + edges[:-1] + 1) / 2, binned(ys, edges)
+
+
+def trials(args):
+    """A random search: above every trial of every scheme, below the metric by length."""
+    data = read(args.json, search)
+    default = Path(args.json).with_suffix(".png")
     if "theorem" in data:
-        return theorem(data, out or Path(path).with_suffix(".png"))
-    width = max(3.3 * len(panels), 5.5) + 1
-    fig, axes = plt.subplots(2, len(panels), figsize=(width, 6.4), squeeze=False, sharey="row", layout="constrained")
-    for (top, low), panel in zip(axes.T, panels):
-        x = np.array(panel["lengths"], float).mean(1)
-        for s, ((scheme, found), color) in enumerate(zip(panel["schemes"].items(), plt.cm.tab10.colors)):
-            for side, weights in ((-0.2, "raw"), (0.2, "bema")):
-                ys = np.array([t[metric][weights]["test"] for t in found["trials"]], float)
-                ys, where = ys[~np.isnan(ys)], s + side + np.random.default_rng(0).uniform(-0.12, 0.12, len(ys))
-                face = color if weights == "raw" else "none"
-                top.scatter(where[:len(ys)], ys, s=12, alpha=0.7, edgecolors=color, facecolors=face, lw=0.8)
-                if len(ys):
-                    top.plot([s + side - 0.17, s + side + 0.17], [np.median(ys)] * 2, color="black", lw=1.6)
-            known = [t[metric]["raw"] for t in found["trials"] if None not in t[metric]["raw"].values()]
-            if known:
-                curves = np.array([t["by_length"] for t in known], float)
-                low.plot(x, np.median(curves, axis=0), color=color, lw=2, label=f"{scheme}, median")
-                best = (min if metric == "tvd" else max)(known, key=lambda t: t["validation"])
-                low.plot(x, np.array(best["by_length"], float), color=color, lw=1, ls="--", label="best trial")
-        a, b = panel["at"]
-        top.set_xticks(range(len(panel["schemes"])), panel["schemes"])
-        top.set(title=f"{panel['name']}\nat length {a:,}" + f" to {b:,}" * (b > a))
-        low.set(xlabel="length")
-        if x[-1] > 1000:
-            low.set_xscale("log", base=2)
-        else:
-            low.xaxis.set_major_locator(plt.MaxNLocator(5, integer=True))
-        if "block_size" in panel:
-            low.axvline(panel["block_size"], color="gray", lw=1, ls=":", zorder=0)
-        if metric == "tvd":
+        return theorem(data, args.out or default)
+    schemes = {}
+    for panel in data["panels"]:
+        schemes |= panel["schemes"]
+    colors = dict(zip(schemes, plt.cm.tab10.colors))
+    fig, axes = panels(len(data["panels"]), 3.3 if len(data["panels"]) > 1 else 5.5, 6.4, rows=2)
+    for (top, low), panel in zip(axes.T, data["panels"]):
+        if data["metric"] == "tvd":
             top.set_yscale("log")
             low.set_yscale("log")
-    axes[0, 0].set_ylabel(METRICS[metric])
-    axes[1, 0].set_ylabel(METRICS[metric])
-    axes[1, -1].legend(*axes[1, 0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
-    axes[0, -1].scatter([], [], color="gray", s=12, label="a trial")
-    axes[0, -1].scatter([], [], facecolors="none", edgecolors="gray", s=12, label="its BEMA")
-    axes[0, -1].plot([], [], color="black", lw=1.6, label="median")
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
-    finish(fig, out or Path(path).with_suffix(".png"))
+        swarms(top, panel, data["metric"], colors)
+        medians(low, panel, data["metric"], colors)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(metric_label(data["metric"]))
+    legend(axes[:1])
+    legend(axes[1:])
+    finish(fig, args.out, default)
+
+
+def search(path):
+    data = read_json(path)
+    data["panels"][0], metric_label(data["metric"])  # is it all there?
+    for panel in data["panels"]:
+        panel["at"], panel["lengths"][0][1], panel["name"]
+        for scheme in panel["schemes"].values():
+            for trial in scheme["trials"]:
+                trial[data["metric"]]["raw"]["test"], trial[data["metric"]]["bema"]["test"]
+    return data
+
+
+def swarms(ax, panel, metric, colors):
+    """Every trial a dot, left with its last weights, right with their BEMA; NaN is left out."""
+    for n, (scheme, found) in enumerate(panel["schemes"].items()):
+        for side, weights in ((-0.2, "raw"), (0.2, "bema")):
+            ys = np.array([trial[metric][weights]["test"] for trial in found["trials"]], float)
+            ys = ys[~np.isnan(ys)]
+            jitter = np.random.default_rng(0).uniform(-0.12, 0.12, len(ys))
+            face = colors[scheme] if weights == "raw" else "none"
+            ax.scatter(n + side + jitter, ys, s=12, alpha=0.7, lw=0.8,
+                       edgecolors=colors[scheme], facecolors=face)
+            if len(ys):
+                ends = [n + side - 0.17, n + side + 0.17]
+                ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6)
+    ax.set_xticks(range(len(panel["schemes"])), panel["schemes"])
+    first, last = panel["at"]
+    where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
+    ax.set_title(f"{panel['name']}\nat {where}")
+    ax.scatter([], [], color="gray", s=12, label="a trial")
+    ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, label="its BEMA")
+    ax.plot([], [], color="black", lw=1.6, label="median")
+
+
+def medians(ax, panel, metric, colors):
+    """By length: the median of a scheme's trials, and the one that is best in validation."""
+    x = np.array(panel["lengths"], float).mean(1)
+    if x[-1] > 1000:
+        ax.set_xscale("log", base=2)
+    else:
+        ax.xaxis.set_major_locator(plt.MaxNLocator(5, integer=True))
+    ax.set_xlabel("length")
+    if "block_size" in panel:
+        training_length(ax, panel["block_size"])
+    lines, look = {}, {}
+    for scheme, found in panel["schemes"].items():
+        known = [trial[metric]["raw"] for trial in found["trials"]]
+        known = [scores for scores in known if None not in scores.values()]
+        if not known:
+            continue
+        best = (min if metric == "tvd" else max)(known, key=lambda scores: scores["validation"])
+        middle, best_trial = f"{scheme}, median", f"{scheme}, best trial"
+        kind = dict(color=colors[scheme], marker="")
+        lines[middle] = x, [np.median(np.array([k["by_length"] for k in known], float), axis=0)]
+        lines[best_trial] = x, [np.array(best["by_length"], float)]
+        look |= {middle: kind | dict(lw=2, ls="-"), best_trial: kind | dict(lw=1, ls="--")}
+    draw(ax, lines, look)
 
 
 def theorem(data, out):
-    """Precision by length, relative to length 2: the formula, the hard-coded models, every trained model; and the TVD of the models."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
-    t, panel, names = data["theorem"], data["panels"][0], dict(none="no norm", output="norm on the attention output")
-    for (norm, m), color in zip(t["models"].items(), plt.cm.tab10.colors):
-        left.plot(t["lengths"], np.array(m["formula"]) / m["formula"][0], color=color, lw=2.4, label=f"{names[norm]}: formula")
-        measured = np.array(m["precision"])[::4] / m["precision"][0]
-        left.plot(t["lengths"][::4], measured, "o", color=color, ms=5, mfc="none", label="hard-coded")
-        trained = panel["schemes"][norm]["trials"]
+    """Precision by length, relative to length 2, and TVD: hard-coded and trained models."""
+    found, panel = data["theorem"], data["panels"][0]
+    fig, axes = panels(2, 5.2, 4, sharey=False)
+    left, right = axes[0]
+    T = found["lengths"]
+    for (norm, model), color in zip(found["models"].items(), plt.cm.tab10.colors):
+        formula = np.array(model["formula"]) / model["formula"][0]
+        left.plot(T, formula, color=color, lw=2.4, label=f"norm {norm}: formula")
+        measured = np.array(model["precision"]) / model["precision"][0]
+        left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none",
+                  label=f"norm {norm}: hard-coded")
+        right.plot(T, model["tvd"], color=color, lw=2.4, label=f"norm {norm}: hard-coded")
+        trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
         for metric, ax in (("precision", left), ("tvd", right)):
-            curves = np.array([x[metric]["raw"]["by_length"] for x in trained], float)[:, 1:]
-            curves = curves[np.array([x["finite"] for x in trained])]
+            ys = np.array([t[metric]["raw"]["by_length"] for t in trained], float)[:, 1:]
             if metric == "precision":
-                curves = curves[curves[:, 0] > 0]  # those that tell present from absent at length 2
-                curves = curves / curves[:, :1]
-            for i, y in enumerate(curves):
-                ax.plot(t["lengths"], y, color=color, lw=0.7, alpha=0.6, label="trained, a line each" if not i else None)
-        right.plot(t["lengths"], m["tvd"], color=color, lw=2.4, label=f"{names[norm]}: hard-coded")
+                ys = ys[ys[:, 0] > 0]  # those that tell present from absent at length 2
+                ys = ys / ys[:, :1]
+            ax.plot(T, ys.T, color=color, lw=0.7, alpha=0.6)
+            ax.plot([], [], color=color, lw=0.7, label=f"norm {norm}: trained, a line each")
     left.set_xscale("log", base=2)
     left.set_yscale("symlog", linthresh=0.02)
     left.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    left.set(xlabel="length", ylabel="precision, 1 at length 2", title=f"n = {t['n']}, {panel['name'].partition(', ')[2]}")
-    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length", ylabel=METRICS["tvd"], title=panel["name"])
+    left.set(xlabel="length", ylabel="precision, 1 at length 2", title=panel["name"])
+    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length", ylabel=METRICS["tvd"],
+              title=panel["name"])
     for ax in (left, right):
         ax.legend(fontsize=7)
     finish(fig, out)
 
 
-def attention(path, out):
-    """bench.py's JSON -> time beside scaled_dot_product_attention's in the same run, by length: forward, and forward with backward."""
-    def parse(path):
-        found = json.loads(path.read_text())
-        return {int(T): rows for T, rows in found["attention"].items()}, found["environment"]["gpu"] or found["environment"]["cpu"]
-    found, where = read(path, parse)
-    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
-    methods = list(dict.fromkeys(name.partition(":")[0] for name in names))
-    ways = dict(plain="-", kernel=(0, (1, 0.6)), compiled="--", flex=":", listing="-.")
-    kinds = [k for k in ("forward", "both") if any(f"{k}_of_sdpa" in row for rows in found.values() for row in rows.values())]
-    fig, axes = plt.subplots(1, len(kinds), figsize=(4.6 * len(kinds) + 2, 4.2), sharey=True, squeeze=False)
+# -----------------------------------------------------------------------------
+# speed
+
+def attention(args):
+    """Time beside scaled_dot_product_attention's, by length: forward, and with backward."""
+    found, environment = read(args.json, times)
+    names = list({name: None for rows in found.values() for name in rows})
+    methods = list({name.partition(":")[0]: None for name in names})
+    ways = list({name.partition(": ")[2]: None for name in names})
+    look = looks(names)
+    for name in names:
+        method, _, way = name.partition(": ")
+        style = ("-", "--", ":", "-.", (0, (1, 0.6)))[ways.index(way) % 5]
+        look[name] |= dict(color=plt.cm.tab10(methods.index(method) % 10), ls=style, lw=1.5)
+    measured = {key for rows in found.values() for row in rows.values() for key in row}
+    kinds = [kind for kind in ("forward", "both") if f"{kind}_of_sdpa" in measured]
+    fig, axes = panels(len(kinds), 4.6, 4.2)
     for ax, kind in zip(axes[0], kinds):
-        for name in names:
-            method, _, way = name.partition(": ")
-            points = [(T, rows[name][f"{kind}_of_sdpa"]) for T, rows in sorted(found.items()) if f"{kind}_of_sdpa" in rows.get(name, {})]
-            if points:
-                color = plt.cm.tab10(methods.index(method) % 10)
-                ax.plot(*zip(*points), color=color, ls=ways[way or "plain"], marker="o", ms=4, label=name)
-        ax.set_xscale("log", base=2)
+        length_axis(ax, list(found))
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        ax.set_xticks(list(found), [f"{T:,}" for T in found])
-        ax.set(xlabel="length (tokens)", title=dict(forward="forward", both="forward and backward")[kind])
+        title = "forward" if kind == "forward" else "forward and backward"
+        ax.set(xlabel="length (tokens)", title=title)
+        lines = {}
+        for name in names:
+            xs = [T for T in found if f"{kind}_of_sdpa" in found[T].get(name, {})]
+            if xs:
+                lines[name] = xs, [[found[T][name][f"{kind}_of_sdpa"] for T in xs]]
+        draw(ax, lines, look)
     axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
-    fig.suptitle(where, fontsize=10)
-    finish(fig, out or Path(path).with_suffix(".png"))
+    legend(axes)
+    fig.suptitle(environment["gpu"] or environment["cpu"], fontsize=10)
+    finish(fig, args.out, Path(args.json).with_suffix(".png"))
+
+
+def times(path):
+    data = read_json(path)
+    found = {int(T): rows for T, rows in data["attention"].items()}
+    data["environment"]["gpu"], data["environment"]["cpu"], list(found)[0]  # is it all there?
+    return dict(sorted(found.items())), data["environment"]
 
 
 # -----------------------------------------------------------------------------
-# what a model does: its attention function is called once more, with what it was called with
+# command line
 
-@torch.no_grad()
-def look(model, idx):
-    """
-    idx (1, T) -> one dict per layer of (H, T, T) arrays, by (head, query, key). attention always; and where the method has steps:
-    step (how far key j moves query i), distance (from j to i), position (softmax of the distance's bias alone, the largest 1).
-    """
-    module, seen = sys.modules[type(model).__module__], []
-    name = dict(model_baseline="attention", model_postnorm="attention", model_cope="counting_attention").get(
-        module.__name__, f"{module.__name__[6:]}_attention")
-    original = getattr(module, name)
-
-    def spy(*args):
-        seen.append(args)
-        return original(*args)
-    setattr(module, name, spy)
-    try:
-        model(idx)
-    except ValueError as e:  # an encoding that ends
-        runs.fail(e)
-    finally:
-        setattr(module, name, original)
-    layers = []
-    for q, k, _, *rest in seen:
-        T, later = q.size(2), torch.ones(q.size(2), q.size(2)).triu(1).bool()
-        eye = torch.eye(T).expand(*q.shape[:2], T, T)
-        if name == "counting_attention" and rest[0] is None:
-            rest[0] = k
-        found = dict(attention=original(q, k, eye, *rest))  # with v = I the output is the attention itself
-        s = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-        if name == "counting_attention":
-            gate_keys, P, position, *_ = rest
-            step = (q @ gate_keys.transpose(-1, -2) / math.sqrt(q.size(-1))).sigmoid().masked_fill(later, 0)
-            distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=P - 1)
-            bias = position(slice(None), distance)
-        elif name == "tra_attention":
-            step = ((s > 0) & ~later).float()
-            distance = step.flip(-1).cumsum(-1).flip(-1)
-            bias = (distance * rest[0][..., None]).masked_fill(step == 0, -1e30)
-        elif name in ("cable_attention", "fox_attention"):
-            S = rest[0] if name == "cable_attention" else -rest[0]
-            distance = S[..., None] - S[:, :, None]
-            step = torch.diff(S, prepend=torch.zeros_like(S[..., :1]))[:, :, None].expand_as(distance)
-            weight = rest[1][..., None] if name == "cable_attention" and rest[1] is not None else 1
-            bias = -weight * (torch.log1p(distance**2) if name == "cable_attention" and rest[2] else distance)
-        elif rest and type(getattr(rest[0], "__self__", None)).__name__ == "ALiBi":
-            i, j = torch.arange(T)[:, None], torch.arange(T)
-            distance, bias = (i - j).float().expand_as(s), rest[0](q, i, j).expand_as(s)
-            step = torch.ones_like(distance)
-        else:
-            layers.append({m: x[0].numpy() for m, x in found.items()})
-            continue
-        bias = bias.masked_fill(later, -1e30)
-        position = torch.where(bias > -1e29, (bias - bias.amax(-1, keepdim=True)).exp(), 0)
-        found |= dict(step=step.masked_fill(later, 0), distance=distance.masked_fill(later, 0), position=position)
-        layers.append({m: x[0].numpy() for m, x in found.items()})
-    return layers
-
-
-def sequence(path, config, args):
-    """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
-    task = runs.task_class(config["data"])
-    if hasattr(task, "score"):
-        if args.prompt:
-            runs.fail(f"{config['data']} has no text: leave out --prompt, and choose a sequence by --split and --seed")
-        task = runs.make_task(config | (dict(block_size=args.length) if args.length else {}))
-        split = args.split or task.splits[1]
-        if split not in task.splits:
-            runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
-        x, y = task.batch(split, 1, np.random.default_rng(args.seed))
-        x = x[:, :(y[0] != -1).nonzero()[0][-1] + 1]  # to the last token that is scored: no padding
-        return torch.from_numpy(x), task.show(x[0])
-    if args.split:
-        runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
-    try:
-        encoding = get_encoding(config["tokenizer"])
-        ids = encode(encoding, [(args.prompt or "def length(x):\n    return len(x)\n").encode()])[0].tolist()[:args.length or None]
-    except ValueError as e:
-        runs.fail(e)
-    return torch.tensor([ids]), ["·" if i == encoding.eot_token else repr(encoding.decode([i]))[1:-1].replace("$", r"\$") for i in ids]
-
-
-def load(path):
-    path = runs.find_checkpoint(path)
-    model, config, _ = runs.load_run(path, torch.device("cpu"))
-    runs.use_kernel("off", model, torch.device("cpu"), "float32")  # the plain function is what we look at
-    return path, model, config
-
-
-def maps(args):
-    """Attention, steps, distance and attention by position alone, one column per head of one layer, one row per kind."""
-    path, model, config = load(args.run)
-    idx, labels = sequence(path, config, args)
-    layers = look(model, idx)
-    if not -len(layers) <= args.layer < len(layers):
-        runs.fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
-    found = layers[args.layer]
-    for kind in args.kinds or []:
-        if kind not in found:
-            runs.fail(f"{config['model']} has no {kind} to show, it has {', '.join(found)}")
-    kinds, H, T = args.kinds or list(found), len(found["attention"]), len(labels)
-    size = min(5.0, max(2.2, T / 14))
-    fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds)), squeeze=False, layout="constrained")
-    for row, kind in zip(axes, kinds):
-        top, low = found[kind].max(), min(0, found[kind].min())
-        colors = "RdBu" if low < -1e-6 else "magma" if kind in ("attention", "position") else "viridis"  # diff subtracts attention
-        top = max(top, -low) if low < -1e-6 else 1 if kind == "attention" else top
-        for h, ax in enumerate(row):
-            ax.grid(False)
-            image = ax.imshow(np.where(np.tri(T) > 0, found[kind][h], np.nan), vmin=-top if low < -1e-6 else 0, vmax=top,
-                              cmap=colors, interpolation="nearest")
-            ax.set(title=f"{kind}, head {h}")
-            if T <= 70:
-                ax.set_xticks(range(T), labels, fontsize=min(7, 60 * size / T))
-                ax.set_yticks(range(T), labels, fontsize=min(7, 60 * size / T))
-        fig.colorbar(image, ax=row[-1], shrink=0.8)
-    fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across", fontsize=11)
-    finish(fig, args.out or path.parent / "maps.png")
-
-
-def steps(args):
-    """What counts as one step? For the last query of one sequence: every key's step, its distance, and the attention it gets."""
-    shown = []
-    for run in args.runs:
-        path, model, config = load(run)
-        idx, labels = sequence(path, config, args)
-        found = [(x["attention"][h, -1].max(), x, h) for x in look(model, idx) for h in range(len(x["attention"]))]
-        if "step" not in found[0][1]:
-            runs.fail(f"{config['model']} has no step to show, it has {', '.join(found[0][1])}")
-        _, x, h = max(found, key=lambda f: f[0])  # the head that looks the hardest
-        shown.append((config["model"], labels, *(x[kind][h, -1] for kind in ("step", "distance", "attention"))))
-    if any(labels != shown[0][1] for _, labels, *_ in shown):
-        runs.fail("these runs read different sequences: take runs of one task, and --length where their block_size differs")
-    labels, T = shown[0][1], len(shown[0][1])
-    fig, axes = plt.subplots(len(shown), 1, figsize=(max(6, 0.19 * T), 1.35 * len(shown)), sharex=True, squeeze=False,
-                             layout="constrained")
-    for ax, (name, _, step, distance, attention) in zip(axes[:, 0], shown):
-        ax.bar(range(T), step, color=plt.cm.Reds(0.12 + 0.88 * attention), edgecolor="gray", lw=0.4, width=0.85)
-        ax.set(ylabel=f"{name}\nstep", xlim=(-1, T), ylim=(0, 1.15 * max(step.max(), 1e-9)))
-        ax.grid(False)
-        far = ax.twinx()
-        far.plot(range(T), np.where((name == "tra") & (step == 0), np.nan, distance), color="black", lw=1, marker=".", ms=3)
-        far.set(ylabel="distance", ylim=(0, 1.15 * max(distance.max(), 1e-9)))
-        far.grid(False)
-    axes[-1, 0].set_xticks(range(T), labels, fontsize=7)
-    fig.suptitle("What counts as one step? Seen from the last token: bars are every key's step, the line its distance, "
-                 "red the attention it gets", fontsize=9)
-    finish(fig, args.out or "steps.png")
-
-
-def finish(fig, out):
-    out = Path(out) if Path(out).suffix else Path(f"{out}.png")
-    try:
-        fig.savefig(out, bbox_inches="tight")
-    except ValueError:
-        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
-    print(f"drew {out}")
-
-
-def main():
+def main(argv=None):
     parser = runs.make_parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    p = kinds.add_parser("lengths", help="perplexity by length and loss by position")
-    p.add_argument("json", help="written by eval.py or reproduce.py")
+
+    def add(figure, what, written_by=None):
+        p = kinds.add_parser(figure.__name__, help=what)
+        p.set_defaults(figure=figure)
+        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
+        if written_by:
+            p.add_argument("json", help=f"written by {written_by}")
+        return p
+    p = add(lengths, "perplexity by length and loss by position", "eval.py or reproduce.py")
     p.add_argument("--models", nargs="+", help="draw only these, in this order; default: all")
-    p = kinds.add_parser("scores", help="a synthetic task's scores by split")
-    p.add_argument("json", help="written by eval.py or reproduce.py")
+    p = add(scores, "a synthetic task's scores by split", "eval.py or reproduce.py")
     p.add_argument("--metric", help="which; default: the task's first")
-    p = kinds.add_parser("positions", help="a synthetic task's total variation distance or AUC by position")
-    p.add_argument("json", help="written by eval.py")
+    p = add(positions, "a task's total variation distance or AUC by position", "eval.py")
     p.add_argument("--metric", help="tvd or auc; default: what there is")
-    p = kinds.add_parser("trials", help="a random search: every trial, and the metric by length")
-    p.add_argument("json", help="written by reproduce.py")
-    p = kinds.add_parser("attention", help="the attention functions' time by length")
-    p.add_argument("json", help="written by bench.py attention")
-    p = kinds.add_parser("curves", help="learning curves")
+    add(trials, "a random search: every trial, and the metric by length", "reproduce.py")
+    add(attention, "the attention functions' time by length", "bench.py attention")
+    p = add(curves, "learning curves")
     p.add_argument("folders", nargs="+", help="run folders")
-    p = kinds.add_parser("errors", help="a synthetic task's scores by training step")
+    p = add(errors, "a synthetic task's scores by training step")
     p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
     p.add_argument("--metric", help="which; default: the task's first")
-    m = kinds.add_parser("maps", help="attention, steps, distance and position by head")
-    m.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
-    m.add_argument("--layer", type=int, default=-1, help="default: the last")
-    m.add_argument("--kinds", nargs="+", help="which of attention step distance position; default: all the model has")
-    p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
-    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
-    for p in (m, kinds.choices["steps"]):
-        p.add_argument("--prompt", help="text models: what to read")
-        p.add_argument("--split", help="task models: where the sequence comes from")
-        p.add_argument("--length", type=int, default=0, help="tokens; default: as in training, or the whole prompt")
-        p.add_argument("--seed", type=int, default=0, help="task models: which sequence")
-    for p in kinds.choices.values():
-        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
-    args = runs.parse(parser)
-    if args.kind in ("maps", "steps") and (args.seed < 0 or args.length < 0):
-        runs.fail("--seed and --length must be 0 or more")
-    if args.kind == "lengths":
-        lengths(args.json, args.out, args.models)
-    elif args.kind == "scores":
-        scores(args.json, args.out, args.metric)
-    elif args.kind == "positions":
-        positions(args.json, args.out, args.metric)
-    elif args.kind == "attention":
-        attention(args.json, args.out)
-    elif args.kind == "trials":
-        trials(args.json, args.out)
-    elif args.kind == "curves":
-        curves(args.folders, args.out)
-    elif args.kind == "errors":
-        errors(args.paths, args.out, args.metric)
-    else:
-        (maps if args.kind == "maps" else steps)(args)
+    args = runs.parse(parser, argv)
+    args.figure(args)
 
 
 if __name__ == "__main__":
-    runs.run(main)
+    sys.excepthook = runs.in_one_line
+    main()

@@ -1,20 +1,30 @@
-"""What a run is, shared by the scripts: models and tasks by name, flags from dataclasses, devices, checkpoints."""
+"""
+What a run is, shared by the scripts: models by name, flags, devices, checkpoints. A script's main()
+takes its flags as a list, and ends with SystemExit where a user made a mistake.
+"""
 import argparse
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import json
 import os
-import pickle
 import platform
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+
+import data
+
+try:
+    import kernels
+except ImportError:  # the folder was left out: every attention runs as its model file has it
+    kernels = None
 
 ROOT = Path(__file__).resolve().parent
 
@@ -24,58 +34,88 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
-def run(main):
-    """main(), with Ctrl-C, a closed pipe and a full disk ending it in one line or none."""
-    try:
-        main()
-    except KeyboardInterrupt:
+def in_one_line(kind, error, trace):
+    """
+    For sys.excepthook: Ctrl-C, a closed pipe and a full disk end a script in one line or none.
+    Anything else is a mistake of ours, and keeps its traceback.
+    """
+    if issubclass(kind, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # `python sample.py | head`
+    if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as e:
-        fail(e)
+    if issubclass(kind, OSError):
+        fail(error)
+    sys.__excepthook__(kind, error, trace)
 
 
 def nearest(word, known):
+    """What to say after an unknown word: the nearest known one, else all of them."""
     close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
-    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(known)}"
 
 
 # -----------------------------------------------------------------------------
-# models and tasks by name
+# models by name
 
+class Models(dict):
+    """{name: (module, changed fields of its GPTConfig)}; a name not in it ends in one line."""
+    owners: dict  # {name: the files that claim it}
+    broken: dict  # {file: what is wrong with it}
+
+    def __missing__(self, name):
+        files = self.owners.get(name, [])
+        if files:
+            fail(f"{' and '.join(files)} both answer to {name!r}: change VARIANTS in one of them")
+        file = f"model_{name}.py"
+        if file in self.broken:
+            fail(f"{file} cannot be used: {self.broken[file]}")
+        answers = [other for other, files in self.owners.items() if file in files]
+        if answers:
+            fail(f"{file} does not answer to {name!r} but to {', '.join(answers)}: see VARIANTS")
+        fail(f"unknown model {name!r}: {nearest(name, self.owners)}")
+
+
+@functools.cache
 def models():
-    """{name: (module, config fields)}: every model_*.py lists the names it answers to in VARIANTS."""
-    found = {}
-    for path in sorted(ROOT.glob("model_*.py")):
-        module = importlib.import_module(path.stem)
-        found |= {name: (module, fields) for name, fields in module.VARIANTS.items()}
+    """
+    Every name that can be asked for, from model_*.py and experiments/. A file's VARIANTS are the
+    names it answers to; without them that is its own, mine for model_mine.py. A name that two files
+    claim is nobody's. A file that cannot be used stops only those who need it: it is a warning.
+    """
+    found = Models()
+    found.owners, found.broken = {}, {}
+    files = sorted(ROOT.glob("model_*.py"))
+    for path in sorted(ROOT.glob("experiments/*.py")):  # some have models, others only tables
+        if re.search(r"^VARIANTS\b", path.read_text(errors="replace"), re.M):
+            files.append(path)
+    for path in files:
+        file = path.relative_to(ROOT).as_posix()
+        try:
+            module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+            known = {f.name for f in dataclasses.fields(module.GPTConfig)}
+            variants = getattr(module, "VARIANTS", {path.stem.removeprefix("model_"): {}})
+            unknown = {field for fields in variants.values() for field in fields} - known
+            if unknown:
+                raise ValueError(f"VARIANTS sets {', '.join(unknown)}, which GPTConfig has not")
+        except Exception as e:  # a copy that is being changed may fail in any way
+            found.broken[file] = f"{type(e).__name__}: {e}".splitlines()[0]
+            print(f"warning: {file} is left out: {found.broken[file]}", file=sys.stderr)
+            continue
+        for name, fields in variants.items():
+            found[name] = module, fields
+            found.owners.setdefault(name, []).append(file)
+    for name, owners in found.owners.items():
+        if len(owners) > 1:
+            del found[name]
     return found
 
 
 def find_model(name):
-    known = models()
-    if name not in known:
-        fail(f"unknown model {name!r}: {nearest(name, known)}")
-    return known[name]
-
-
-def task_class(data):
-    """data/NAME.py has the class Task of the synthetic task NAME; anything else is text."""
-    synthetic = [p.stem for p in sorted((ROOT / "data").glob("*.py")) if p.stem not in ("__init__", "text")]
-    if data in synthetic:
-        return importlib.import_module(f"data.{data}").Task
-    text = importlib.import_module("data.text")
-    if data not in text.CORPORA and not Path(data).expanduser().exists():
-        fail(f"unknown corpus {data!r} (nor is it a file or folder): {nearest(data, [*text.CORPORA, *synthetic])}")
-    return text.Task
-
-
-def absolute(data):
-    """A corpus' name as it is, a path made absolute: a run can then be resumed and evaluated from any folder."""
-    text = importlib.import_module("data.text")
-    return str(Path(data).expanduser().resolve()) if task_class(data) is text.Task and data not in text.CORPORA else data
+    """-> its module, and the fields of GPTConfig that the name changes."""
+    return models()[name]
 
 
 def pick(cls, config):
@@ -83,18 +123,19 @@ def pick(cls, config):
     return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
 
 
-def make_task(config):
-    cls = task_class(config["data"])
+def make_model(config):
+    """The model of a flat config, on the CPU."""
+    module, _ = find_model(config["model"])
     try:
-        return cls(**pick(cls, config))
+        return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
     except ValueError as e:
         fail(e)
 
 
-def make_model(config):
-    module, _ = find_model(config["model"])
+def make_task(config):
+    """The task of a flat config."""
     try:
-        return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
+        return data.make(config)
     except ValueError as e:
         fail(e)
 
@@ -110,55 +151,122 @@ def piece(model):
 
 
 # -----------------------------------------------------------------------------
-# flags from dataclasses
+# what a model's attention is, and what it is called with
 
-def add_flags(parser, title, cls, defaults, skip=()):
-    """One flag per field; the field's trailing comment is its help. Flags not given stay out of the namespace."""
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M))
-    group = parser.add_argument_group(title)
-    for f in dataclasses.fields(cls):
-        if f.name in skip:
-            continue
-        default = defaults.get(f.name, f.default)
-        text = f"{comments.get(f.name, '')} (default: {default})".replace("%", "%%")
-        kind = dict(action=argparse.BooleanOptionalAction) if f.type in (bool, "bool") else dict(type=f.type, metavar="X")
-        group.add_argument(f"--{f.name}", help=text, default=argparse.SUPPRESS, **kind)
+def attention_module(model):
+    """The module that computes a model's attention: its own, or that of the model it builds on."""
+    for part in model.modules():
+        if type(part).__name__ == "CausalSelfAttention":
+            return sys.modules[type(part).forward.__module__]
+    return sys.modules[type(model).__module__]
 
 
-def parse(parser, argv=None):
-    """parse_args, but an unknown flag fails in one line that names the nearest."""
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.6)
-        hint = f"did you mean {close[0]}?" if close else "see --help"
-        fail(f"unknown argument {flag}: {hint}" if flag.startswith("-") else f"unexpected argument {flag!r}: see --help")
-    return args
+def plain_function(module):
+    """
+    The name of the function in a model's module that computes its attention: the one with the
+    arguments of `literal`. Without a literal, the one whose name ends in attention; None if there
+    is not exactly one.
+    """
+    arguments = {name: list(inspect.signature(function).parameters)
+                 for name, function in inspect.getmembers(module, inspect.isfunction)}
+    literal = arguments.pop("literal", None)
+    if literal:
+        names = [name for name in arguments if arguments[name] == literal]
+    else:
+        names = [name for name in arguments if name.endswith("attention")]
+    return names[0] if len(names) == 1 else None
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):  # one line, without the usage of fifty flags
-        fail(message)
+@contextmanager
+def spy(model):
+    """
+    Within it the plain function runs, and each call's arguments, defaults included, are added to
+    the list that it yields: one tuple (q, k, v, ...) for every layer of every forward.
+    """
+    module = attention_module(model)
+    name = plain_function(module)
+    if not name:
+        fail(f"{module.__name__}.py: no function, or more than one, has the arguments of literal "
+             "(or, without a literal, a name that ends in attention)")
+    plain, calls = getattr(module, name), []
+    signature = inspect.signature(plain)
 
-
-def make_parser(description):
-    return Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    @functools.wraps(plain)
+    def noted(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        calls.append(tuple(bound.arguments.values()))
+        return plain(*args, **kwargs)
+    enabled = kernels and kernels.enabled
+    setattr(module, name, noted)
+    try:
+        if kernels:
+            kernels.enabled = False
+        yield calls
+    finally:
+        setattr(module, name, plain)
+        if kernels:
+            kernels.enabled = enabled
 
 
 # -----------------------------------------------------------------------------
-# device and dtype
+# flags
 
-def pick_device(name):
-    """auto is cuda, else mps, else cpu. Under torchrun every process takes its own GPU."""
+class Parser(argparse.ArgumentParser):
+    """A mistake ends in one line, without the usage of fifty flags."""
+    def error(self, message):
+        if not message.startswith("unrecognized arguments: "):
+            fail(message)
+        word = message.split()[2].split("=")[0]
+        if not word.startswith("-"):
+            fail(f"unexpected argument {word!r}: see --help")
+        close = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.7)
+        hint = "see --help"
+        if close:
+            hint = f"did you mean {close[0]}?"
+        fail(f"unknown argument {word}: {hint}")
+
+
+# make_parser(description); prog and usage are argparse's own
+make_parser = functools.partial(Parser, None, None, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+parse = Parser.parse_args  # parse(parser, argv): the flags of a script
+
+
+def add_run_flags(parser, bema=""):
+    """The flags of a script that runs a trained model; --bema where its help is given."""
+    if bema:
+        parser.add_argument("--bema", action="store_true", help=bema)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="auto (bfloat16 on a GPU that has it), "
+                                                        "float32, bfloat16 (default: auto)")
+    parser.add_argument("--kernel", default="auto", help="auto (an attention that is faster "
+                        "than the model file's own, and equals it), off (default: auto)")
+
+
+# -----------------------------------------------------------------------------
+# where a run runs
+
+def setup(args):
+    """
+    --device, --dtype and --kernel -> the device, a context to run models in, and both in words.
+    auto is cuda, else mps, else cpu. Under torchrun every process takes a GPU of its own.
+    """
+    for flag, known in (("dtype", ("auto", "float32", "bfloat16")), ("kernel", ("auto", "off"))):
+        value = getattr(args, flag)
+        if value not in known:
+            fail(f"unknown {flag} {value!r}: {nearest(value, known)}")
+    has = dict(cpu=True, cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available())
+    name = args.device
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = next(kind for kind in ("cuda", "mps", "cpu") if has[kind])
     try:
         device = torch.device(name)
     except RuntimeError:
         fail(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps")
-    available = dict(cpu=True, cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available())
-    if not available.get(device.type, False):
-        fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; leave the flag out, or use --device cpu")
+    if not has.get(device.type):
+        fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; "
+             "leave the flag out, or use --device cpu")
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             fail(f"--device {name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
@@ -166,67 +274,70 @@ def pick_device(name):
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
-    return device
 
-
-def autocast(device, dtype):
-    """-> a context in which the model runs, and the dtype with its reason, to be printed."""
-    if dtype not in ("auto", "float32", "bfloat16"):
-        fail(f"unknown dtype {dtype!r}: {nearest(dtype, ['auto', 'float32', 'bfloat16'])}")
-    why = "asked for"
+    dtype, why = args.dtype, "asked for"
     if dtype == "auto":
-        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        dtype, why = ("bfloat16", "this GPU has it") if bf16 else ("float32", f"the default on {device.type}")
-    context = nullcontext() if dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
-    return context, f"{dtype} ({why})"
+        dtype, why = "float32", f"the default on {device.type}"
+        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+            dtype, why = "bfloat16", "this GPU has it"
+    context = nullcontext()
+    if dtype == "bfloat16":
+        context = torch.autocast(device.type, torch.bfloat16)
 
-
-def use_kernel(choice, model, device, dtype):
-    """--kernel auto or off, for this process -> which attention the model runs with, and why, to be printed."""
-    if choice not in ("auto", "off"):
-        fail(f"unknown kernel {choice!r}: {nearest(choice, ['auto', 'off'])}")
-    try:
-        import kernels
-    except ImportError:
-        return "attention in plain PyTorch (no Triton)"
-    kernels.enabled = choice == "auto"
-    if not any(getattr(m, "fused", None) for m in model.modules()):
-        return "attention in plain PyTorch (this model has no kernel)"
-    q = torch.empty(1, 1, 2, model.config.n_embd // model.config.n_head, device=device, dtype=getattr(torch, dtype.split()[0]))
-    why = kernels.why_not(q)
-    return f"attention in plain PyTorch ({why})" if why else "attention by Triton kernel"
+    attention = "attention as the model file has it"
+    if kernels:
+        kernels.enabled = args.kernel == "auto"
+    if kernels and kernels.enabled:
+        attention = "attention in PyTorch"
+        if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+            why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
+            attention = f"attention in PyTorch ({why_not})"
+            if not why_not:
+                attention = "attention by Triton kernel, where the model has one"
+    place = f"{device} (threads: {torch.get_num_threads()})" if device.type == "cpu" else device
+    return device, context, f"{place}, {dtype} ({why}), {attention}"
 
 
 def peak_memory(device):
-    """The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else resident; None if unknown."""
+    """
+    The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else
+    resident; None where it is not known.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")
-    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1)) * 1024 / 1e9 if status.exists() else None
+    if not status.exists():
+        return None
+    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1)) * 1024 / 1e9
 
 
+@functools.cache
 def environment():
     """What a number depends on besides the command: hardware, versions, commit."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
-        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text() + "\nmodel name: " + cpu).group(1)
-    git = ["git", "-C", str(ROOT)]
+        named = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        cpu = named.group(1) if named else cpu
+    commit = changes = ""
+    git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        if subprocess.run([*git, "status", "--porcelain", "-uno", "--", "*.py"], capture_output=True, text=True).stdout:
-            commit += "+changes"
+        commit = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
+        changes = git(["git", "status", "--porcelain", "-uno", "--", "*.py"]).stdout
     except OSError:
-        commit = ""
-    return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit or "unknown",
-                gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                torch=str(torch.__version__), python=platform.python_version(), os=platform.system())
+        pass  # no git here
+    if changes:
+        commit += "+changes"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit or "unknown", gpu=gpu,
+                torch=str(torch.__version__), python=platform.python_version(),
+                os=platform.system())
 
 
 # -----------------------------------------------------------------------------
-# checkpoints
+# files
 
 def write_safely(path, write):
-    """write(tmp) and rename: a full disk or a kill leaves the previous file as it was. Raises OSError."""
+    """write(tmp) and rename: a full disk or a kill leaves the file as it was. Raises OSError."""
     tmp = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
         write(tmp)
@@ -237,8 +348,36 @@ def write_safely(path, write):
         tmp.unlink(missing_ok=True)
 
 
+def write_json(path, value):
+    """JSON in which a run, a trial or a row of a table takes one line. Raises OSError."""
+    write_safely(Path(path), lambda tmp: tmp.write_text(in_lines(value) + "\n"))
+
+
+def in_lines(value, indent="", row=False):
+    """
+    value as JSON. Spread over lines are the outermost dict, what holds a list of dicts (runs,
+    trials, panels), and tables: dicts that hold nothing but dicts, except for those within a row.
+    """
+    table = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+    if not value or not (indent == "" or has_rows(value) or table and not row):
+        return json.dumps(value)
+    deeper = indent + " "
+    if isinstance(value, list):
+        lines = [deeper + in_lines(v, deeper, row=True) for v in value]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    lines = [f"{deeper}{json.dumps(str(k))}: {in_lines(v, deeper, row)}" for k, v in value.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def has_rows(value):
+    """Whether a value is a list of dicts, or holds one in its dicts."""
+    if isinstance(value, dict):
+        return any(has_rows(v) for v in value.values())
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
 def read_log(folder):
-    """log.jsonl as dicts; a line that a power cut left half written is passed over. Raises OSError."""
+    """log.jsonl as dicts, without the line that a power cut left half written. Raises OSError."""
     rows = []
     for line in (Path(folder) / "log.jsonl").read_text(errors="replace").splitlines():
         try:
@@ -250,36 +389,44 @@ def read_log(folder):
     return rows
 
 
-def write_json(path, obj):
-    write_safely(Path(path), lambda tmp: tmp.write_text(json.dumps(obj, indent=1) + "\n"))
+# -----------------------------------------------------------------------------
+# checkpoints
+
+def checkpoints():
+    """The last checkpoint of every run under out/, the newest first."""
+    found = sorted((ROOT / "out").rglob("ckpt.pt"), key=lambda path: path.stat().st_mtime)
+    return found[::-1]
 
 
 def find_checkpoint(path=None):
-    """A folder's last checkpoint, a file itself, or the newest under out/ when nothing is named."""
+    """A folder's last checkpoint, a file itself, or the newest under out/ if nothing is named."""
     if path is None:
-        found = sorted((ROOT / "out").rglob("ckpt.pt"), key=lambda p: p.stat().st_mtime)
+        found = checkpoints()
         if not found:
             fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
-        return found[-1]
+        return found[0]
     path = Path(path)
-    path = path / "ckpt.pt" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "ckpt.pt"
     if not path.exists():
         fail(f"no checkpoint at {path}")
     return path
 
 
 def load_checkpoint(path):
-    """The dict that train.py saved, on the CPU. A file that is cut off or something else fails in one line."""
+    """The dict that train.py saved, on the CPU. A file that is not whole fails in one line."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if not {"config", "model", "iter"} <= checkpoint.keys():
             raise KeyError("config")
         return checkpoint
-    except (OSError, RuntimeError, EOFError, KeyError, AttributeError, ValueError, pickle.UnpicklingError):
-        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
+    except Exception:  # what is in a foreign file may fail in any way
+        fail(f"{path} is not a whole checkpoint of this repository "
+             "(cut off, or another program's)")
 
 
 def load_weights(model, checkpoint, path):
+    """The checkpoint's weights into the model; what does not fit fails in one line."""
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError:
@@ -288,24 +435,34 @@ def load_weights(model, checkpoint, path):
 
 
 def bema_weights(weights, bema, t, config):
-    """BEMA_t = EMA_t + (rho + t)^-eta (theta_t - theta_0) (Block and Zhang, 2025): {name: tensor}, for evaluation only."""
+    """
+    BEMA_t = EMA_t + (rho + t)^-eta (theta_t - theta_0) (Block and Zhang, 2025): {name: tensor},
+    for evaluation only. weights are theta_t, bema {"start": theta_0, "ema": EMA_t}.
+    """
     alpha = (config["rho"] + t) ** -config["eta"]
-    return {n: ema + alpha * (weights[n] - bema["start"][n]) for n, ema in bema["ema"].items()}
+    start = bema["start"]
+    return {n: ema + alpha * (weights[n] - start[n]) for n, ema in bema["ema"].items()}
 
 
 def load_run(path, device, bema=False):
-    """-> (model in eval mode on device, config, checkpoint) of a saved run, with its last weights or their BEMA."""
+    """
+    A saved run -> (its model on the device in eval mode, its config, the checkpoint). The weights
+    are its last ones, or their BEMA.
+    """
     checkpoint = load_checkpoint(path)
-    model = make_model(checkpoint["config"])
+    config = checkpoint["config"]
+    model = make_model(config)
     load_weights(model, checkpoint, path)
     if bema:
         if "bema" not in checkpoint:
             fail(f"{path} has no BEMA weights: it was trained without --bema")
-        model.load_state_dict(bema_weights(checkpoint["model"], checkpoint["bema"], checkpoint["iter"], checkpoint["config"]), strict=False)
-    return model.to(device).eval(), checkpoint["config"], checkpoint
+        averaged = bema_weights(checkpoint["model"], checkpoint["bema"], checkpoint["iter"], config)
+        model.load_state_dict(averaged, strict=False)
+    return model.to(device).eval(), config, checkpoint
 
 
 def script(*args):
     """Run another script of this repository, showing the command. Returns its exit code."""
-    print("\n$ python " + " ".join(map(str, args)), flush=True)
-    return subprocess.run([sys.executable, str(ROOT / args[0]), *map(str, args[1:])]).returncode
+    words = [str(word) for word in args]
+    print("\n$ python " + " ".join(words), flush=True)
+    return subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode

@@ -4,38 +4,42 @@ Train any model on any task.
     python train.py --model cable                          the default: 4 minutes on two CPU cores
     python train.py --model rope --data my_notes/          a rival, on your own text
     python train.py --model cable --help                   every flag, this model's own included
-    python train.py --resume out/cable-stdlib-nano         go on after Ctrl-C, a kill or a power cut
+    python train.py --resume out/cable-stdlib-nano         continue after Ctrl-C or a power cut
     torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
 
-Step t draws its data and its dropout from (seed, t) alone, so a resumed run sees what an uninterrupted one would have
-seen; batch_size counts the sequences of all processes together, so more GPUs see the same data.
-Ctrl-C saves and exits with 130.
+Step t draws its data and its dropout from (seed, t) alone, so a resumed run sees what an
+uninterrupted one would have seen; batch_size counts the sequences of all processes together, so
+more GPUs see the same data. Ctrl-C saves and exits with 130.
 """
+import argparse
+import inspect
 import itertools
 import json
 import math
 import os
+import re
 import signal
 import sys
+import textwrap
 import time
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import data
 import runs
 
 
 @dataclass
 class TrainConfig:
-    model: str = "cable"          # a name from any model_*.py: cable cable_nw k_cable rope alibi nope ...
+    model: str = "cable"          # a name from the VARIANTS of any model_*.py
     size: str = "nano"            # preset of model and training sizes; the task has them
-    out_dir: str = ""             # where checkpoints and log.jsonl go; default out/<model>-<data>-<size>
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
     max_iters: int = 1000         # optimizer steps
@@ -48,334 +52,500 @@ class TrainConfig:
     beta1: float = 0.9            # AdamW
     beta2: float = 0.95           # AdamW
     grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
-    bema: bool = False            # keep BEMA weights besides (Post-Norm, 4.5); validated here, used by eval.py and sample.py --bema
+    bema: bool = False            # also keep BEMA weights (Post-Norm, 4.5), for eval.py --bema
     rho: float = 10.0             # BEMA: lag
     kappa: float = 0.5            # BEMA: power of the average, 0 to 1; 0 does not average
     eta: float = 0.2              # BEMA: power of the bias correction; large is plain EMA
+    seed: int = 1337              # of weights, data and dropout
+
+
+@dataclass
+class RunConfig:
+    out_dir: str = ""             # for checkpoints and log; default out/<model>-<data>-<size>
+    log_interval: int = 10        # steps between log lines
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
     eval_iters: int = 20          # batches per validation
-    log_interval: int = 10        # steps between log lines
-    seed: int = 1337              # of weights, data and dropout
+    evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
     compile: str = "auto"         # torch.compile: auto (on with cuda), on, off
-    kernel: str = "auto"          # Triton attention: auto (on with cuda, where the model has one), off
-    evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
-
-    def __post_init__(self):
-        for name in ("batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval", "eval_iters", "log_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1")
-        for name in ("min_lr", "weight_decay", "grad_clip", "warmup_iters", "lr_decay_iters"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name} must be 0 or more")
-        if not self.learning_rate > 0:
-            raise ValueError("--learning_rate must be more than 0")
-        if not (self.rho >= 1 and 0 <= self.kappa <= 1 and 0 <= self.eta < float("inf")):
-            raise ValueError("--rho must be at least 1, --kappa between 0 and 1, --eta 0 or more")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError("--beta1 and --beta2 must be in [0, 1)")
-        if not 0 <= self.seed < 1 << 23:
-            raise ValueError("--seed must be between 0 and 8388607")
-        for name, known in (("lr_decay", ("cosine", "linear", "none")), ("compile", ("auto", "on", "off")), ("kernel", ("auto", "off"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")
+    kernel: str = "auto"          # auto (a faster attention that equals the model's own), off
 
 
-# what a resumed run may change: where and how it runs and reports, and how far it goes, never what it computes
-# (data may have moved: its tokens are checked)
-MAY_CHANGE = {"data", "device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters", "log_interval", "evaluate"}
+# what settings must be, in words and as a test
+AT_LEAST_1 = "at least 1", lambda x: x >= 1
+NOT_NEGATIVE = "0 or more", lambda x: 0 <= x < math.inf
+BELOW_1 = "in [0, 1)", lambda x: 0 <= x < 1
+RULES = dict(
+    batch_size=AT_LEAST_1, gradient_accumulation_steps=AT_LEAST_1, max_iters=AT_LEAST_1,
+    eval_interval=AT_LEAST_1, eval_iters=AT_LEAST_1, log_interval=AT_LEAST_1,
+    block_size=AT_LEAST_1, n_layer=AT_LEAST_1, n_head=AT_LEAST_1, n_embd=AT_LEAST_1,
+    dropout=BELOW_1, beta1=BELOW_1, beta2=BELOW_1, weight_decay=NOT_NEGATIVE,
+    learning_rate=("more than 0", lambda x: x > 0), min_lr=NOT_NEGATIVE,
+    warmup_iters=NOT_NEGATIVE, lr_decay_iters=NOT_NEGATIVE, grad_clip=NOT_NEGATIVE,
+    rho=AT_LEAST_1, kappa=("between 0 and 1", lambda x: 0 <= x <= 1), eta=NOT_NEGATIVE,
+    seed=("between 0 and 8388607", lambda x: 0 <= x < 1 << 23),
+    lr_decay=("one of cosine, linear, none", lambda x: x in LR_DECAY),
+    compile=("one of auto, on, off", lambda x: x in ("auto", "on", "off")),
+)
+# how much of the way from learning_rate to min_lr is done after a share x of the decay
+LR_DECAY = dict(cosine=lambda x: 0.5 - 0.5 * math.cos(math.pi * x), linear=lambda x: x,
+                none=lambda x: 0.0)
+# what a resumed run may change: where it runs, how it reports and how far it goes, never what it
+# computes; also --data, if a text has moved: its tokens are compared
+MAY_CHANGE = ("device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters",
+              "log_interval", "evaluate")
+COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field: a flag's help
 
 
-def resolve(argv):
+# -----------------------------------------------------------------------------
+# settings
+
+def fresh(argv):
     """
-    Flags -> (config, checkpoint or None, folder). config is one flat dict:
-    flag > what the model's name means > the task's defaults > the dataclass; in a resumed run, what it began with.
+    -> a new run's settings; no checkpoint, no folder yet. A flag goes before what the model's name
+    means, that before the task's defaults, and those before the dataclasses.
     """
-    parser = runs.make_parser(__doc__)
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
-    early = runs.make_parser(None)
-    for flag in ("resume", "model", "data", "size"):
-        early.add_argument(f"--{flag}")
-    early = vars(early.parse_known_args([a for a in argv if a not in ("-h", "--help")])[0])
-    early = {k: v for k, v in early.items() if v is not None}
-    if "" in early.values():
-        runs.fail("--resume, --model, --data and --size need a value")
-    checkpoint = None
-    if "resume" in early:
-        path = runs.find_checkpoint(early["resume"])
-        checkpoint = runs.load_checkpoint(path)
-        early = checkpoint["config"] | {k: v for k, v in early.items() if k == "data"}
-    module, variant = runs.find_model(early.get("model", TrainConfig.model))
-    task = runs.task_class(early.get("data", "stdlib"))
-    if not getattr(task, "tokens", True):
-        runs.fail(f"{early['data']} is numbers, not tokens, and has a model of its own; see python reproduce.py")
-    size = early.get("size", next(iter(task.defaults)))
-    if size not in task.defaults:
-        runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
-    config = {"size": size} | task.defaults[size] | variant
-    groups = {"training": TrainConfig, f"model ({module.__name__}.py)": module.GPTConfig, f"data ({task.__module__})": task}
-    seen = {"vocab_size"}
-    for title, cls in groups.items():
-        runs.add_flags(parser, title, cls, config, skip=seen)
-        seen |= {f for f in cls.__dataclass_fields__}
-    given = vars(runs.parse(parser, argv))
-    given.pop("resume", None)
-    if "data" in given:
-        given["data"] = runs.absolute(given["data"])
-    if checkpoint:
-        saved = checkpoint["config"]
-        for k, v in given.items():
-            if k not in MAY_CHANGE and v != saved.get(k):
-                runs.fail(f"--{k} {v} contradicts the run being resumed, which has {k}={saved.get(k)}; leave it out")
-        config = saved
-    config = config | given
-    if not checkpoint:  # a task's defaults may be for flags that only some models have
-        config = {k: v for k, v in config.items() if k in seen}
-    elif config["data"] != (was := checkpoint["config"]["data"]) and (hasattr(task, "score") or "tokenizer" not in checkpoint["config"]):
-        runs.fail(f"--data {config['data']} contradicts the run being resumed, which is on {was}; leave it out")
+    # which flags there are depends on three of them
+    early = runs.Parser(add_help=False, allow_abbrev=False)
+    early.add_argument("--model", default=TrainConfig.model)
+    early.add_argument("--data", default="stdlib")
+    early.add_argument("--size")
+    asked, _ = early.parse_known_args(argv)
+    if "" in (asked.model, asked.data, asked.size):
+        runs.fail("--model, --data and --size need a value")
+    models = runs.models()
+    module, variant = models[asked.model]
     try:
-        config = asdict(TrainConfig(**runs.pick(TrainConfig, config))) | config
+        task = data.find(asked.data)
     except ValueError as e:
         runs.fail(e)
-    if checkpoint:
-        if config["max_iters"] < checkpoint["iter"]:
-            runs.fail(f"--max_iters {config['max_iters']}: the run is at iter {checkpoint['iter']} already")
-        return config, checkpoint, path.parent
-    for cls in (module.GPTConfig, task):
-        config = {f.name: f.default for f in cls.__dataclass_fields__.values()} | config
-    for name in ("block_size", "n_layer", "n_head", "n_embd"):
-        if config[name] < 1:
-            runs.fail(f"--{name} must be at least 1")
-    if not 0 <= config["dropout"] < 1:
-        runs.fail("--dropout must be in [0, 1)")
-    if config.get("causal") is False:
-        runs.fail("--no-causal sees the very token it should predict: the tasks here are next-token tasks. "
-                  "causal=False is for your own masked-token training")
-    config["lr_decay_iters"] = config["lr_decay_iters"] or config["max_iters"]
-    return config, None, None
+    if task.kind == "numbers":
+        runs.fail(f"{asked.data} is numbers, not tokens: no model here takes them")
+    size = asked.size or next(iter(task.defaults))
+    if size not in task.defaults:
+        runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
+
+    # a flag for every field, the comment behind the field its help
+    parser = runs.make_parser(__doc__)
+    parser.add_argument("--resume", metavar="DIR", default=argparse.SUPPRESS,
+                        help="continue the run in this folder")
+    parser.usage = "python train.py [--flag VALUE ...]"
+    groups = dict(model=module.GPTConfig, data=task, training=TrainConfig, run=RunConfig)
+    settings = {}
+    for title, cls in groups.items():
+        group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
+        types, comments = get_type_hints(cls), {}
+        for base in reversed(cls.__mro__[:-1]):  # object has none
+            comments |= dict(COMMENT.findall(Path(inspect.getfile(base)).read_text()))
+        for field in fields(cls):
+            if field.name not in settings and field.name != "vocab_size":
+                about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
+                kind = dict(type=types[field.name], metavar="X")
+                if types[field.name] is bool:
+                    kind = dict(action=argparse.BooleanOptionalAction)
+                group.add_argument(f"--{field.name}", help=about, **kind)
+            settings[field.name] = field.default
+
+    # a task's defaults may be for flags that only some models have
+    known = set(settings)
+    for other, _ in models.values():
+        known.update(field.name for field in fields(other.GPTConfig))
+    for name in task.defaults[size]:
+        if name not in known and not models.broken:
+            file = Path(inspect.getfile(task)).name
+            runs.fail(f"data/{file}: defaults sets {name!r}, which is no flag")
+    preset = task.defaults[size] | variant | dict(size=size)
+    parser.set_defaults(**settings | {k: v for k, v in preset.items() if k in settings})
+    c = parser.parse_args(argv)
+    c.lr_decay_iters = c.lr_decay_iters or c.max_iters
+    return c, None, None
 
 
-def new_out_dir(config):
-    """
-    The folder asked for, or the first free out/<model>-<data>-<size>, -2, -3 ...: no run is ever overwritten.
-    The log is created at once, so that a second run, started now, finds the folder taken.
-    """
-    name = f"{config['model']}-{Path(config['data']).name}-{config['size']}"
-    names = [config["out_dir"]] if config["out_dir"] else (
-        os.path.relpath(runs.ROOT / "out" / name) + (f"-{i}" if i > 1 else "") for i in itertools.count(1))
-    for out in map(Path, names):
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            (out / "log.jsonl").open("x").close()
-            return out
-        except FileExistsError:
-            pass
-    runs.fail(f"{out} already holds a run; go on with --resume {out}, or name another --out_dir")
+def resume(argv):
+    """-> a saved run's settings with what flags change of them, its last checkpoint, its folder."""
+    early = runs.Parser(add_help=False, allow_abbrev=False)
+    early.add_argument("--resume")
+    asked, _ = early.parse_known_args(argv)
+    if not asked.resume:
+        runs.fail("--resume needs a run's folder")
+    path = runs.find_checkpoint(asked.resume)
+    checkpoint = runs.load_checkpoint(path)
+    saved = asdict(TrainConfig()) | asdict(RunConfig()) | checkpoint["config"]
+
+    # every setting is a flag; help shows those that may change
+    parser = runs.make_parser(__doc__)
+    parser.usage = "python train.py --resume DIR [--flag VALUE ...]"
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
+    comments = dict(COMMENT.findall(Path(__file__).read_text()))
+    may_change = dict.fromkeys(MAY_CHANGE, "")
+    if checkpoint["source"]:
+        may_change["data"] = "where the text lies now"
+    for name, value in saved.items():
+        about = argparse.SUPPRESS
+        if name in may_change:
+            about = comments.get(name, may_change[name]) + " (so far: %(default)s)"
+        kind = dict(type=type(value), metavar="X")
+        if isinstance(value, bool):
+            kind = dict(action=argparse.BooleanOptionalAction)
+        parser.add_argument(f"--{name}", help=about, **kind)
+    parser.set_defaults(**saved)
+    c = parser.parse_args(argv)
+    del c.resume
+    for name, value in saved.items():
+        now = getattr(c, name)
+        if now != value and name not in may_change:
+            runs.fail(f"--{name} {now} contradicts the run being resumed, which has "
+                      f"{name}={value}; leave it out")
+    if c.max_iters < checkpoint["iter"]:
+        runs.fail(f"--max_iters {c.max_iters}: the run is at iter {checkpoint['iter']} already")
+    return c, checkpoint, path.parent
 
 
-def get_lr(it, c):
-    """Warmup, then decay from learning_rate to min_lr at lr_decay_iters."""
-    if it < c["warmup_iters"]:
-        return c["learning_rate"] * (it + 1) / c["warmup_iters"]
-    if c["lr_decay"] == "none":
-        return c["learning_rate"]
-    x = min(1.0, (it - c["warmup_iters"]) / max(1, c["lr_decay_iters"] - c["warmup_iters"]))
-    x = x if c["lr_decay"] == "linear" else 0.5 - 0.5 * math.cos(math.pi * x)
-    return c["learning_rate"] + x * (c["min_lr"] - c["learning_rate"])
+# -----------------------------------------------------------------------------
+# log and evaluation
 
-
-def make_optimizer(model, c, device):
-    """AdamW; matrices and embeddings decay, gains, biases and scalars do not."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    groups = [dict(params=[p for p in params if p.dim() >= 2], weight_decay=c["weight_decay"]),
-              dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=c["learning_rate"], betas=(c["beta1"], c["beta2"]), eps=1e-8,
-                             fused=device.type in ("cpu", "cuda"))
+def report(state, c, loss, lr, length, clock, logged, log):
+    """A log line about the steps since `logged` and the time `clock`. -> the step and time now"""
+    it, now = state["iter"], time.time()
+    if dist.is_initialized():
+        dist.all_reduce(loss)
+        loss /= dist.get_world_size()
+    loss = loss.item()
+    if not math.isfinite(loss):
+        runs.fail(f"the loss is {loss} at iter {it}; try a lower --learning_rate. The checkpoints "
+                  "are as they were")
+    steps, took = it - logged, now - clock
+    rate = steps * c.gradient_accumulation_steps * c.batch_size * length / took
+    left = int((c.max_iters - it) * took / steps)
+    state["seconds"] += took
+    print(f"iter {it}/{c.max_iters} | loss {loss:.4f} | lr {lr:.2e} | {rate:,.0f} tok/s | "
+          f"eta {left // 60}m{left % 60:02d}s", flush=True)
+    row = dict(iter=it, loss=loss, lr=lr, tok_s=round(rate), seconds=round(state["seconds"], 2))
+    log.write(json.dumps(row) + "\n")
+    return it, now
 
 
 @torch.no_grad()
 def validate(model, task, c, device, context):
     """
-    -> mean loss over the same eval_iters batches of the validation split, every time, and for a synthetic task
-    {split: {metric: value}} on as many of each test split. best.pt goes by the loss, on what is distributed like the training data.
+    -> dict(val_loss=the mean loss over the same eval_iters batches of the first split after the
+    training split, every time), and for a task also scores={split: {metric: value}}, on as many
+    batches of every split. best.pt goes by the loss: that split is like the training split.
     """
+    def batches(n, split):
+        rng = np.random.default_rng([c.seed, (1 << 40) + n])
+        for _ in range(c.eval_iters):
+            x, y = task.batch(split, c.batch_size, rng)
+            yield torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
+
     model.eval()
-    splits = [s for s in task.splits if s != "train"] if hasattr(task, "score") else ["val"]
-    losses, scores = [], {s: {} for s in splits if s != "val"}
-    for n, split in enumerate(splits):
-        rng = np.random.default_rng([c["seed"], (1 << 40) + n])
-        for _ in range(c["eval_iters"]):
-            x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, c["batch_size"], rng))
-            try:
-                with context:
-                    logits, loss = model(x, y)
-            except ValueError:  # an encoding that ends before this split's sequences do
-                break
-            if n == 0:
-                losses.append(loss.item())
-            if split in scores:
-                for metric, (count, out_of) in task.score(logits, x, y).items():
-                    a, b = scores[split].get(metric, (0, 0))
-                    scores[split][metric] = a + count.sum().item(), b + out_of.sum().item()
-    model.train()
-    return sum(losses) / len(losses), {s: {m: a / max(b, 1) for m, (a, b) in ms.items()} for s, ms in scores.items()}
-
-
-def main():
-    config, checkpoint, out = resolve(sys.argv[1:])
-    c = config
-
-    # one process, or one of several under torchrun
-    ddp = "RANK" in os.environ
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if c["batch_size"] % world:
-        runs.fail(f"--batch_size {c['batch_size']} does not divide among {world} processes")
-    device = runs.pick_device(c["device"])
-    context, dtype = runs.autocast(device, c["dtype"])
-    if ddp:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=2))  # data can take hours
-        if rank:
-            sys.stdout = open(os.devnull, "w")
-            dist.barrier()  # the first process prepares the data, the others then find it ready
-    task = runs.make_task(c)
-    if ddp and not rank:
-        dist.barrier()
-    c["vocab_size"] = task.vocab_size
-
-    torch.manual_seed(c["seed"])
-    raw_model = model = runs.make_model(c).to(device)
-    optimizer = make_optimizer(model, c, device)
-    start, best, seconds = 0, float("inf"), 0.0
-    source = getattr(task, "meta", {}).get("sha256", "")
-    bema = {w: {n: p.detach().clone() for n, p in raw_model.named_parameters()} for w in ("start", "ema")} if c["bema"] else None
-    if checkpoint:
-        if checkpoint["source"] != source:
-            runs.fail(f"the text behind --data {c['data']} has changed since {out} was trained on it")
-        runs.load_weights(model, checkpoint, out)
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start, best, seconds = checkpoint["iter"], checkpoint["best_val_loss"], checkpoint["seconds"]
-        if bema:
-            bema = {w: {n: p.to(device) for n, p in ps.items()} for w, ps in checkpoint["bema"].items()}
-    del checkpoint
-    kernel = runs.use_kernel(c["kernel"], model, device, dtype)
-    compiled = c["compile"] == "on" or (c["compile"] == "auto" and device.type == "cuda")
-    if compiled:
-        model = torch.compile(model)
-    if ddp:
-        model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-
-    print(" ".join(f"{k}={v}" for k, v in c.items() if v != ""))
-    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {device}, {dtype}, {kernel}, "
-          f"torch.compile {'on' if compiled else 'off'}, {world} process{'es' * (world > 1)}, {torch.get_num_threads()} threads")
-    if not rank:
-        out = out or new_out_dir(c)
-        if start and (out / "log.jsonl").exists():  # the log keeps only what the checkpoint knows
-            known = "".join(json.dumps(row) + "\n" for row in runs.read_log(out) if row["iter"] <= start)
-            runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(known))
-    log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1)
-    print(f"writing to {out}" + f", going on at iter {start}" * (start > 0), flush=True)
-
-    def save(it, name="ckpt.pt"):
-        if rank:
-            return
-        if not all(p.isfinite().all() for p in raw_model.parameters()):
-            runs.fail(f"the weights are not finite at iter {it}; try a lower --learning_rate. {out}'s checkpoints are as they were")
-        state = dict(config=c, model=raw_model.state_dict(), optimizer=optimizer.state_dict(), iter=it,
-                     best_val_loss=best, seconds=seconds, source=source, environment=environment) | (dict(bema=bema) if bema else {})
-        runs.write_safely(out / name, lambda tmp: torch.save(state, tmp))
-
-    environment, stop = runs.environment(), []
-    for s in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(s, lambda number, frame: stop.append(number))
-
-    model.train()
-    clock, logged = time.time(), start
-    for it in range(start, c["max_iters"]):
-        for group in optimizer.param_groups:
-            group["lr"] = get_lr(it, c)
-        rng = np.random.default_rng([c["seed"], it])
-        torch.manual_seed((c["seed"] << 40) + (it << 12) + rank)  # dropout, and random labels
-        total = torch.zeros((), device=device)
-        for micro in range(c["gradient_accumulation_steps"]):
-            x, y = (torch.from_numpy(a[rank::world]).to(device) for a in task.batch("train", c["batch_size"], rng))
-            last = micro + 1 == c["gradient_accumulation_steps"]
-            with nullcontext() if last or not ddp else model.no_sync():  # gradients are shared once a step
+    splits, losses = task.splits[1:], []
+    for x, y in batches(0, splits[0]):
+        with context:
+            losses.append(task.loss(model, x, y).item())
+    found = dict(val_loss=sum(losses) / len(losses))
+    if task.kind != "text":
+        found["scores"] = {}
+        for n, split in enumerate(splits):
+            totals = {}
+            for x, y in batches(n, split):
                 try:
                     with context:
-                        loss = model(x, y)[1] / c["gradient_accumulation_steps"]
-                except ValueError as e:  # an encoding that ends before the sequences do
-                    runs.fail(e)
-                loss.backward()
-            total += loss.detach()
-        if c["grad_clip"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), c["grad_clip"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+                        logits = model(x)[0]
+                except ValueError:  # an encoding that ends before this split's sequences do
+                    break
+                for metric, (count, out_of) in task.score(logits, x, y).items():
+                    a, b = totals.get(metric, (0, 0))
+                    totals[metric] = a + count.sum().item(), b + out_of.sum().item()
+            found["scores"][split] = {m: a / max(b, 1) for m, (a, b) in totals.items()}
+    model.train()
+    return found
 
-        done = it + 1
-        if bema:  # EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, beta_t = (rho + t)^-kappa
-            for n, p in raw_model.named_parameters():
-                bema["ema"][n].lerp_(p.detach(), (c["rho"] + done) ** -c["kappa"])
-        stopping = bool(stop)
-        if ddp:  # an interrupt reaches the processes at different steps: all stop at this one, or none
-            flag = torch.tensor(int(stopping), device=device)
-            dist.all_reduce(flag)
-            stopping = bool(flag)
-        end = done == c["max_iters"]
-        if done % c["log_interval"] == 0 or end or stopping:
-            if ddp:
-                dist.all_reduce(total)
-                total /= world
-            loss, now = total.item(), time.time()
-            if not math.isfinite(loss):
-                runs.fail(f"the loss is {loss} at iter {done}; try a lower --learning_rate. {out}'s checkpoints are as they were")
-            tokens = (done - logged) * c["gradient_accumulation_steps"] * c["batch_size"] * x.size(1)
-            rate, eta = tokens / (now - clock), (c["max_iters"] - done) * (now - clock) / (done - logged)
-            seconds, clock, logged = seconds + now - clock, now, done
-            print(f"iter {done}/{c['max_iters']} | loss {loss:.4f} | lr {get_lr(it, c):.2e} | {rate:,.0f} tok/s | "
-                  f"eta {int(eta) // 60}m{int(eta) % 60:02d}s", flush=True)
-            log.write(json.dumps(dict(iter=done, loss=loss, lr=get_lr(it, c), tok_s=round(rate), seconds=round(seconds, 2))) + "\n")
-        if done % c["eval_interval"] == 0 or end:
-            val, scores = validate(raw_model, task, c, device, context)
-            averaged = {}
-            if bema:
-                raw = {n: p.detach().clone() for n, p in raw_model.named_parameters()}
-                raw_model.load_state_dict(runs.bema_weights(raw, bema, done, c), strict=False)
-                averaged = dict(zip(("val_loss", "scores"), validate(raw_model, task, c, device, context)))
-                raw_model.load_state_dict(raw, strict=False)
-                print(f"iter {done}/{c['max_iters']} | val loss {averaged['val_loss']:.4f} with the BEMA weights")
-            print(f"iter {done}/{c['max_iters']} | val loss {val:.4f}"
-                  + "".join(f" | {s} " + " ".join(f"{m} {v:.4f}" for m, v in ms.items()) for s, ms in scores.items() if ms), flush=True)
-            log.write(json.dumps(dict(iter=done, val_loss=val) | (dict(scores=scores) if scores else {})
-                                 | (dict(bema=averaged) if averaged else {})) + "\n")
-            if val < best:
-                best = val
-                save(done, "best.pt")
-            save(done)
-            clock = time.time()  # validation is not training time
-        if stopping and not end:
-            save(done)
-            print(f"interrupted after iter {done}, saved; go on with: python train.py --resume {out}")
-            sys.exit(130)
 
-    if ddp:
-        dist.barrier()  # gloo's threads let go of the last tensors meanwhile; ended at once, a process can wait for them for ever
+def evaluate(model, state, task, c, device, context, log):
+    """Validate the last weights, and their BEMA where it is kept. -> whether they are the best."""
+    it, bema = state["iter"], state.get("bema")
+    found = validate(model, task, c, device, context)
+    if bema:
+        last = copy_weights(model)
+        model.load_state_dict(runs.bema_weights(last, bema, it, vars(c)), strict=False)
+        found["bema"] = validate(model, task, c, device, context)
+        model.load_state_dict(last, strict=False)
+        loss = found["bema"]["val_loss"]
+        print(f"iter {it}/{c.max_iters} | val loss {loss:.4f} with the BEMA weights")
+    words = f"iter {it}/{c.max_iters} | val loss {found['val_loss']:.4f}"
+    for split, scores in found.get("scores", {}).items():
+        if scores:
+            words += f" | {split}"
+        for metric, value in scores.items():
+            words += f" {metric} {value:.4f}"
+    print(words, flush=True)
+    log.write(json.dumps(dict(iter=it) | found) + "\n")
+    best = found["val_loss"] < state["best_val_loss"]
+    if best:
+        state["best_val_loss"] = found["val_loss"]
+    return best
+
+
+def final_evaluation(out, c, task):
+    """eval.py, and sample.py on text, each in a process of its own. -> their exit code."""
+    more = []
+    for name in ("device", "dtype", "kernel"):
+        if getattr(c, name) != "auto":
+            more += [f"--{name}", getattr(c, name)]
+    # a run that has seen little is scored on little
+    eighth = c.max_iters * c.gradient_accumulation_steps * c.batch_size // 8
+    if task.kind == "text":
+        flag, enough, usual = "--tokens", max(64, eighth) * c.block_size, 131072
+    else:
+        flag, enough, usual = "--sequences", max(100, eighth), 2000
+    less = [flag, enough] if enough < usual else []
+    failed = runs.script("eval.py", out, *less, *more)
+    if task.kind == "text":
+        unwritten = runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
+        failed = failed or unwritten
+    return failed
+
+
+# -----------------------------------------------------------------------------
+# checkpoints
+
+def save(out, best, model, optimizer, state):
+    """
+    All that a resumed run needs in ckpt.pt, the best so far in best.pt. A full disk or a kill
+    leaves the files that were there.
+    """
+    if not all(p.isfinite().all() for p in model.parameters()):
+        runs.fail(f"the weights are not finite at iter {state['iter']}; try a lower "
+                  f"--learning_rate. {out}'s checkpoints are as they were")
+    checkpoint = state | dict(model=model.state_dict(), optimizer=optimizer.state_dict(),
+                              environment=runs.environment())
+    if best:
+        runs.write_safely(out / "best.pt", lambda tmp: torch.save(checkpoint, tmp))
+    runs.write_safely(out / "ckpt.pt", lambda tmp: torch.save(checkpoint, tmp))
+
+
+def restore(checkpoint, out, model, optimizer, state, rank):
+    """Everything as it was saved. The log loses the lines that are newer than the checkpoint."""
+    if checkpoint["source"] != state["source"]:
+        runs.fail(f"the text behind --data {state['config']['data']} has changed since {out} was "
+                  "trained on it")
+    runs.load_weights(model, checkpoint, out)
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    state |= {name: checkpoint[name] for name in ("iter", "best_val_loss", "seconds")}
+    for when, weights in state.get("bema", {}).items():
+        for name, x in checkpoint["bema"][when].items():
+            weights[name].copy_(x)
+    if not rank and (out / "log.jsonl").exists():
+        rows = [row for row in runs.read_log(out) if row["iter"] <= state["iter"]]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
+
+
+def another_folder(out, c):
+    """The usual folder holds a run: the first free of out-2, out-3, ... An error if asked for."""
+    if c.out_dir:
+        runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
+                  "--out_dir")
+    for n in itertools.count(2):
+        other = out.with_name(f"{out.name}-{n}")
+        other.mkdir(exist_ok=True)
+        try:
+            (other / "log.jsonl").touch(exist_ok=False)
+            return other
+        except FileExistsError:
+            continue
+
+
+def copy_weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def average(bema, model, t, c):
+    """EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, with beta_t = (rho + t)^-kappa."""
+    for name, p in model.named_parameters():
+        bema["ema"][name].lerp_(p.detach(), (c.rho + t) ** -c.kappa)
+
+
+# -----------------------------------------------------------------------------
+# several processes, under torchrun
+
+def start_processes(c, device):
+    """
+    -> this process' number and how many there are. Only the first, number 0, speaks and writes; it
+    prepares the data, which the others then find ready.
+    """
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if c.batch_size % world:
+        runs.fail(f"--batch_size {c.batch_size} does not divide among {world} processes")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(days=2))  # preparing can take hours
+    if rank:
+        sys.stdout = open(os.devnull, "w")
+    else:
+        print(f"{world} processes")
+        runs.make_task(vars(c))
+    dist.barrier()
+    return rank, world
+
+
+def agreed(stop, device):
+    """Whether a signal came. It reaches the processes at different steps: all stop, or none."""
+    if not dist.is_initialized():
+        return bool(stop)
+    stops = torch.tensor(len(stop), device=device)
+    dist.all_reduce(stops)
+    return bool(stops)
+
+
+def finish(c, task, out, state, rank, stop):
+    """The end of a run: part again from the other processes, and score what was trained."""
+    for s, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(s, usual)
+    if dist.is_initialized():  # gloo's threads let go of the last tensors at the barrier: without
+        dist.barrier()         # it a process can wait for them for ever
         dist.destroy_process_group()
+    if state["iter"] < c.max_iters:
+        print(f"interrupted after iter {state['iter']}, saved; "
+              f"continue with: python train.py --resume {out}")
+        sys.exit(130)
     if rank:
         return
-    print(f"trained {c['max_iters']} iters in {seconds:.0f} s, best val loss {best:.4f}; {out}/ckpt.pt is the last, best.pt the best")
-    if stop:
-        sys.exit(130)  # an interrupt during the last validation
-    if c["evaluate"]:
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, signal.SIG_DFL)
-        where = [w for name in ("device", "dtype") if c[name] != "auto" for w in (f"--{name}", c[name])]
-        failed = runs.script("eval.py", out, *where)
-        if not hasattr(task, "score"):  # a synthetic task has nothing to write
-            failed = runs.script("sample.py", out, "--max_new_tokens", 2 * c["block_size"], *where) or failed
-        sys.exit(failed)
+    print(f"trained {state['iter']} iters in {state['seconds']:.0f} s, best val loss "
+          f"{state['best_val_loss']:.4f}; {out}/ckpt.pt is the last, best.pt the best")
+    if stop:  # an interrupt during the last evaluation
+        sys.exit(130)
+    if c.evaluate:
+        failed = final_evaluation(out, c, task)
+        if failed:
+            sys.exit(failed)
+
+
+# -----------------------------------------------------------------------------
+
+def main(argv=None):
+    # settings: of a new run, or of a saved one
+    argv = sys.argv[1:] if argv is None else argv
+    resuming = any(word.split("=")[0] == "--resume" for word in argv)
+    c, checkpoint, out = resume(argv) if resuming else fresh(argv)
+    for name, (words, allowed) in RULES.items():
+        if name in c and not allowed(getattr(c, name)):
+            runs.fail(f"--{name} must be {words}")
+
+    # where it runs: in one process, or in one of several under torchrun
+    device, context, where = runs.setup(c)
+    rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
+
+    # data and model
+    module, _ = runs.models()[c.model]
+    try:
+        task_class = data.find(c.data)
+        task = task_class(**{f.name: getattr(c, f.name) for f in fields(task_class) if f.name in c})
+        c.data, c.vocab_size = task.data, task.vocab_size
+        if c.vocab_size is None:
+            runs.fail(f"data/{c.data}.py: class Task has no vocab_size")
+        torch.manual_seed(c.seed)
+        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
+        model = raw_model = module.GPT(module.GPTConfig(**shape)).to(device)
+    except ValueError as e:
+        runs.fail(e)
+
+    # optimizer: matrices and embeddings decay; gains, biases and scalars do not
+    wide = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    groups = [dict(params=wide, weight_decay=c.weight_decay), dict(params=rest, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-8,
+                                  fused=device.type in ("cpu", "cuda"))
+
+    # what it has so far, and a folder of its own, which the log claims at once
+    state = dict(config=vars(c), source=task.source, iter=0, best_val_loss=math.inf, seconds=0.0)
+    if c.bema:
+        state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
+    if checkpoint:
+        restore(checkpoint, out, model, optimizer, state, rank)
+    elif not rank:
+        usual = runs.ROOT / "out" / f"{c.model}-{Path(c.data).name}-{c.size}"
+        out = Path(c.out_dir or os.path.relpath(usual))
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            (out / "log.jsonl").touch(exist_ok=False)
+        except FileExistsError:
+            out = another_folder(out, c)
+    log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1)
+
+    # compiled, and shared by the processes
+    if c.compile == "on" or (c.compile == "auto" and device.type == "cuda"):
+        model, where = torch.compile(model), f"{where}, torch.compile"
+    if world > 1:
+        model = DistributedDataParallel(model)
+
+    # say what runs
+    groups = dict(model=module.GPTConfig, data=task_class, training=TrainConfig, run=RunConfig)
+    for title, cls in groups.items():
+        words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls) if f.name in c)
+        print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
+    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}")
+    print(f"writing to {out}, from iter {state['iter']}", flush=True)
+
+    # the loop; Ctrl-C and kill only ask for its end
+    stop = []
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda *_: stop.append(1))
+    clock, logged = time.time(), state["iter"]
+    for it in range(state["iter"], c.max_iters):
+        # learning rate: linear warmup, then decay to min_lr
+        u = max(0, it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters)
+        lr = c.learning_rate + LR_DECAY[c.lr_decay](min(1.0, u)) * (c.min_lr - c.learning_rate)
+        if it < c.warmup_iters:
+            lr = c.learning_rate * (it + 1) / c.warmup_iters
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+        # gradients: data, dropout and random labels follow from (seed, it) and the process
+        rng = np.random.default_rng([c.seed, it])
+        torch.manual_seed((c.seed << 40) + (it << 12) + rank)
+        loss = torch.zeros((), device=device)
+        for micro in range(1, c.gradient_accumulation_steps + 1):
+            batch = task.batch(task.splits[0], c.batch_size, rng)
+            x, y = (torch.from_numpy(a[rank::world]).to(device) for a in batch)
+            if world > 1:  # gradients are shared once a step
+                model.require_backward_grad_sync = micro == c.gradient_accumulation_steps
+            try:
+                with context:
+                    part = task.loss(model, x, y) / c.gradient_accumulation_steps
+            except ValueError as e:  # an encoding that ends before the sequences do
+                runs.fail(e)
+            part.backward()
+            loss += part.detach()
+
+        # step
+        if c.grad_clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state["iter"] = it + 1
+        if c.bema:
+            average(state["bema"], raw_model, it + 1, c)
+
+        # log
+        end, stopping = it + 1 == c.max_iters, agreed(stop, device)
+        if (it + 1) % c.log_interval == 0 or end or stopping:
+            logged, clock = report(state, c, loss, lr, x.size(1), clock, logged, log)
+
+        # evaluation
+        evaluating = (it + 1) % c.eval_interval == 0 or end
+        best = evaluating and evaluate(raw_model, state, task, c, device, context, log)
+
+        # saving
+        if (evaluating or stopping) and not rank:
+            save(out, best, raw_model, optimizer, state)
+            clock = time.time()  # the time until here was not training
+        if stopping:
+            break
+    finish(c, task, out, state, rank, stop)
 
 
 if __name__ == "__main__":
-    runs.run(main)
+    sys.excepthook = runs.in_one_line
+    main()

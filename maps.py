@@ -1,0 +1,287 @@
+"""
+Model -> figure: what a trained model attends to, and what counts as a step for it.
+
+    python maps.py attention out/tra-flipflop-nano --split sparse    every head of a layer
+    python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
+    python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step?
+
+attention: for every query (down) and key (across) what the model file's `literal` says: the
+attention; the step that the key counts as; its distance, the steps from the key to the query; and
+the position, exp(bias), the row's largest 1: what attention would be if all contents were alike.
+--kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
+in the head that looks the hardest, one model below the other.
+"""
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
+
+import data  # noqa: E402
+import runs  # noqa: E402
+from data.text import encode, get_encoding  # noqa: E402
+
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
+                     "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
+
+REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
+KINDS = ("attention", "step", "distance", "position", "qk", "bias")
+
+
+# -----------------------------------------------------------------------------
+# what a model does
+
+@torch.no_grad()
+def look(model, idx):
+    """
+    idx (1, T) -> a dict per layer of (H, T, T) arrays by head, query and key: what the model file's
+    `literal` says about the arguments of the layer's own attention. Without a literal it holds the
+    attention alone.
+    """
+    module = runs.attention_module(model)
+    literal = getattr(module, "literal", None)
+    try:
+        with runs.spy(model) as calls:
+            model(idx)
+    except ValueError as e:  # an encoding that ends
+        runs.fail(e)
+    if literal is None:
+        print(f"{module.__name__}.py has no literal form: its attention is all that can be shown")
+        plain = getattr(module, runs.plain_function(module))
+        return [as_arrays(dict(attention=with_identity(plain, *args))) for args in calls]
+    return [as_arrays(with_position(literal(*args)[1])) for args in calls]
+
+
+def with_identity(plain, q, k, v, *options):
+    """With the identity as values, the output of an attention is the attention itself."""
+    T = q.size(2)
+    return plain(q, k, torch.eye(T, dtype=v.dtype).expand(*q.shape[:2], T, T), *options)
+
+
+def with_position(parts):
+    """The parts, and the position: exp(bias), the largest of a row 1, dropped keys 0."""
+    later = torch.ones_like(parts["bias"], dtype=torch.bool).triu(1)
+    bias = parts["bias"].masked_fill(later, float("-inf"))
+    top = bias.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
+    return parts | dict(bias=bias, position=(bias - top).exp())
+
+
+def as_arrays(parts):
+    return {kind: x[0].float().numpy() for kind, x in parts.items()}
+
+
+def sequence(path, config, args):
+    """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
+    try:
+        kind = data.find(config["data"]).kind
+        if kind == "text":
+            return prompt(path, config, args)
+    except ValueError as e:
+        runs.fail(e)
+    if kind != "symbols":
+        runs.fail(f"{config['data']} is made of {kind}: there are no tokens to show")
+    if args.prompt:
+        runs.fail(f"{config['data']} has no text: leave out --prompt, "
+                  "and choose a sequence by --split and --seed")
+    longer = dict(block_size=args.length) if args.length else {}
+    task = runs.make_task(config | longer)
+    split = args.split or task.splits[1]
+    if split not in task.splits:
+        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+    x, y = task.batch(split, 1, np.random.default_rng(args.seed))
+    scored = np.flatnonzero(y[0] != -1)
+    end = scored[-1] + 1 if len(scored) else None  # without the padding
+    return torch.from_numpy(x[:, :end]), task.show(x[0, :end])
+
+
+def prompt(path, config, args):
+    if args.split:
+        runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
+    encoding = get_encoding(config["tokenizer"])
+    text = args.prompt or "def length(x):\n    return len(x)\n"
+    ids = encode(encoding, [text.encode()])[0].tolist()[:args.length or None]
+    labels = []
+    for i in ids:
+        said = repr(encoding.decode([i]))[1:-1].replace("$", r"\$")  # $ begins a formula
+        labels.append("·" if i == encoding.eot_token else said)
+    return torch.tensor([ids]), labels
+
+
+def load(path):
+    path = runs.find_checkpoint(path)
+    model, config, _ = runs.load_run(path, torch.device("cpu"))
+    torch.manual_seed(0)  # some models draw their positions
+    return path, model, config
+
+
+# -----------------------------------------------------------------------------
+# the figures
+
+def attention(args):
+    """One column per head of one layer, one row per kind."""
+    path, model, config = load(args.run)
+    idx, labels = sequence(path, config, args)
+    layers = look(model, idx)
+    if not -len(layers) <= args.layer < len(layers):
+        runs.fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
+    found = layers[args.layer]
+    for kind in args.kinds or []:
+        if kind not in found:
+            has = ", ".join(kind for kind in KINDS if kind in found)
+            runs.fail(f"{config['model']} has no {kind} to show, it has {has}")
+    kinds = args.kinds or [kind for kind in KINDS[:4] if kind in found]
+    if not args.kinds and "bias" in found and np.nanmax(np.tril(abs(found["bias"]))) == 0:
+        kinds.remove("position")  # all positions alike
+    H, size = len(found["attention"]), min(5.0, max(2.4, len(labels) / 14))
+    fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds) + 0.4),
+                             squeeze=False, layout="constrained")
+    for row, kind in zip(axes, kinds):
+        for head, ax in enumerate(row):
+            image = heads_map(ax, kind, found[kind], head)
+            ax.set_title(f"{kind}, head {head}")
+            if len(labels) <= 70:
+                token_ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
+                token_ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
+        fig.colorbar(image, ax=row[-1], shrink=0.8)
+    fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across",
+                 fontsize=11)
+    finish(fig, args.out or path.parent / "attention.png")
+
+
+def heads_map(ax, kind, values, head):
+    """One head of values (H, T, T); all have the same colours. Dropped keys are grey."""
+    seen = np.tri(values.shape[-1], dtype=bool)
+    known = values[:, seen]
+    known = known[np.isfinite(known)]
+    low, high = known.min(initial=0), known.max(initial=0)
+    if low < -1e-6:  # Red and blue: 0 is white
+        high = max(high, -low)
+        low, colors = -high, "RdBu"
+    else:
+        low, colors = 0, "magma" if kind in ("attention", "position") else "viridis"
+        high = 1 if kind in ("attention", "position") else high
+    ax.imshow(np.where(seen & np.isinf(values[head]), 1, np.nan), cmap="Greys", vmin=0, vmax=3)
+    shown = np.where(seen & np.isfinite(values[head]), values[head], np.nan)
+    return ax.imshow(shown, vmin=low, vmax=high, cmap=colors, interpolation="nearest")
+
+
+def token_ticks(axis, labels, size):
+    long = axis.axis_name == "x" and max(map(len, labels)) > 2
+    axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
+    axis.set_tick_params(length=0, pad=2)
+
+
+def steps(args):
+    """For the last query of one sequence: every key's step, its distance, the attention it gets."""
+    lanes, labels = [], None
+    for run in args.runs:
+        path, model, config = load(run)
+        idx, own = sequence(path, config, args)
+        if own != (labels or own):
+            runs.fail("these runs read different sequences: take runs of one task, and --length "
+                      "where their block_size differs")
+        labels = own
+        layer, head, parts = sharpest(look(model, idx))
+        said = getattr(runs.attention_module(model), "STEP", "")
+        lanes.append((config["model"], f"layer {layer}, head {head}", said, parts))
+    T, width = len(labels), min(30, max(8.5, 0.19 * len(labels)))
+    fig, axes = plt.subplots(2 * len(lanes), 1, figsize=(width, 1.8 * len(lanes) + 0.6),
+                             height_ratios=[6, 1] * len(lanes), layout="constrained")
+    fig.get_layout_engine().set(h_pad=0.02, hspace=0)
+    for (name, where, said, parts), lane, strip in zip(lanes, axes[::2], axes[1::2]):
+        lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{name}\nstep")
+        lane.set_title(where, loc="right", fontsize=7, color="gray", pad=2)
+        if "step" in parts:
+            draw_steps(lane, parts)
+        else:
+            lane.set_yticks([])
+            lane.text(0.5, 0.5, "no steps to show", transform=lane.transAxes, ha="center",
+                      color="gray")
+        strip.imshow(abs(parts["attention"])[None], cmap=REDS, vmin=0, vmax=1, aspect="auto",
+                     interpolation="nearest")
+        strip.set(xlim=(-0.7, T - 0.3), yticks=[])
+        strip.spines[:].set(visible=True, color="0.7")
+        token_ticks(strip.xaxis, labels, 7)
+        strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
+    fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
+    steps_legend(fig)
+    finish(fig, args.out or "steps.png")
+
+
+def sharpest(layers):
+    """-> the layer and the head that look the hardest at one key, from the last query; its rows."""
+    found = []
+    for layer, parts in enumerate(layers):
+        for head, rows in enumerate(parts["attention"]):
+            found.append((rows[-1].max(), layer, head))
+    _, layer, head = max(found)
+    return layer, head, {kind: x[head, -1] for kind, x in layers[layer].items()}
+
+
+def draw_steps(ax, parts):
+    """Bars for the steps; a line for the distances, with a gap where a key is dropped."""
+    T, far = range(len(parts["step"])), ax.twinx()
+    ax.bar(T, parts["step"], color="#9ecae1", edgecolor="#6baed6", lw=0.4, width=0.85)
+    ax.set_ylim(0, 1.15 * max(parts["step"].max(), 1e-9))
+    distance = np.where(np.isinf(parts["bias"]), np.nan, parts["distance"])
+    far.plot(T, distance, color="black", lw=1, marker=".", ms=4)
+    far.set_ylim(0, 1.15 * max(parts["distance"].max(), 1e-9))
+    far.set_ylabel("distance")
+    far.spines["right"].set_visible(True)
+
+
+def steps_legend(fig):
+    handles = [plt.Rectangle((0, 0), 1, 1, fc="#9ecae1", ec="#6baed6"),
+               plt.Line2D([], [], color="black", lw=1, marker=".", ms=4),
+               plt.Rectangle((0, 0), 1, 1, fc=REDS(1.0))]
+    names = ["the key's step (left)", "its distance (right), the steps from it to the last token",
+             "the attention it gets: 0 white, 1 dark red"]
+    fig.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
+
+
+def finish(fig, out):
+    """Write the picture aside, then rename it."""
+    out = Path(out)
+    out = out if out.suffix else Path(f"{out}.png")
+    if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
+        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
+    runs.write_safely(out, lambda tmp: fig.savefig(tmp, format=out.suffix[1:], bbox_inches="tight"))
+    print(f"drew {out}")
+
+
+# -----------------------------------------------------------------------------
+# command line
+
+def main(argv=None):
+    parser = runs.make_parser(__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    p = kinds.add_parser("attention", help="attention, steps, distance and position by head")
+    p.set_defaults(figure=attention)
+    p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
+    p.add_argument("--layer", type=int, default=-1, help="default: the last")
+    p.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND",
+                   help=f"which of {' '.join(KINDS)}; default: the first four, if there are any")
+    p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
+    p.set_defaults(figure=steps)
+    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
+    for p in kinds.choices.values():
+        p.add_argument("--prompt", help="text models: what to read")
+        p.add_argument("--split", help="task models: where the sequence comes from")
+        p.add_argument("--length", type=int, default=0,
+                       help="tokens; default: as in training, or the whole prompt")
+        p.add_argument("--seed", type=int, default=0, help="task models: which sequence")
+        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
+    args = runs.parse(parser, argv)
+    if args.seed < 0 or args.length < 0:
+        runs.fail("--seed and --length must be 0 or more")
+    args.figure(args)
+
+
+if __name__ == "__main__":
+    sys.excepthook = runs.in_one_line
+    main()
