@@ -1,0 +1,66 @@
+"""
+Every table and figure of the papers, one file for each paper: python reproduce.py NAME makes one.
+
+A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal.py). An entry has
+
+    about       what the paper's table is, and in which unit
+    published   {row: the paper's numbers} (optional)
+    columns     [(heading, split, metric)] of a task's table, in the order of published, all in %;
+                without it the table is perplexity by window length
+    cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
+    group       entries of one group share their runs (optional)
+    contrast    the row whose curve is drawn dashed beside a reader's own run (optional)
+    also        {key: function}: what else the JSON holds (optional)
+
+A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
+{row: (its own flags for train.py, how many seeds)}. One of a SEARCH has trials, steps and panels;
+its entry has metric, schemes and peak, the highest learning rate drawn. Both may have minutes, of
+one run, where no result says how long one takes, note (what differs from the paper) and reads.
+
+SECTIONS = {name: section} are other parts of results/README.md: JSON and pictures that eval.py,
+bench.py or maps.py made. A section has about, commands, reads; json, names of files in results/,
+with the function of tables.py that makes markdown of them; figures, also in results/.
+
+reads are sentences under the table: what was measured, and what was not. The file's docstring heads
+its part of the page.
+"""
+import importlib
+import sys
+from pathlib import Path
+
+ORDER = ("cable", "tra", "cope", "postnorm", "speed")  # of the page; other files follow
+
+
+def files():
+    """Every module here that imports; one that does not is named on stderr."""
+    names = [p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__"]
+    found = []
+    for name in sorted(names, key=lambda name: (*ORDER, name).index(name)):
+        try:
+            found.append(importlib.import_module(f"experiments.{name}"))
+        except Exception as e:
+            print(f"warning: experiments/{name}.py does not import: {e}", file=sys.stderr)
+    return found
+
+
+def entries(module):
+    """{name: entry} of one file."""
+    return getattr(module, "ENTRIES", {}) | getattr(module, "SEARCHES", {})
+
+
+def known():
+    """{name: entry} of all files."""
+    found = {}
+    for module in files():
+        found |= entries(module)
+    return found
+
+
+def owners(name):
+    """The files that have an entry of this name."""
+    return [f"{m.__name__.replace('.', '/')}.py" for m in files() if name in entries(m)]
+
+
+def seeds(n, *models, flags=""):
+    """{model: (its flags for train.py, how many seeds)}"""
+    return {m: (f"--model {m} {flags}".strip(), n) for m in models}

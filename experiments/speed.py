@@ -1,0 +1,66 @@
+"""Speed, memory and kernels"""
+
+SECTIONS = {
+    "bench.cpu": dict(
+        about="Speed and memory of whole models at nano size",
+        commands=["python bench.py train decode generate",
+                  "python bench.py memory --out memory.json  # the last column"],
+        json=["bench.cpu.json"],
+        reads=[
+            "nope is torch's own scaled_dot_product_attention and nothing else; the models took "
+            "turns in one run, so that a noisy machine disturbs all alike. Decoding is one token "
+            "after 4,096; peak memory is that of eval.py on one window of 16,384 tokens, without "
+            "a T x T matrix.",
+            "Generate: 2,048 tokens written by CABLE over its cache, and by running the whole text "
+            "again for every token.",
+            "K-CABLE, t5, kerple, fire and relative need a gradient through their bias, which "
+            "torch's fused CPU attention does not give: they train slower. On the CPU CABLE runs "
+            "inside that attention, with one more key column. On a GPU without Triton, or with "
+            "--kernel off, it takes 128 query rows at a time, with the bias as a mask: memory "
+            "stays linear in T when evaluating, but training stores the rows' biases.",
+        ]),
+    "bench.memory.cpu": dict(
+        about="Peak memory of eval.py on one window of 16,384 tokens, the methods that came later",
+        json=["bench.memory.cpu.json"],
+        reads=["The variants of CoPE's table 7 (cope_mlp, cope_relative, cope_rope) were measured "
+               "before they moved to experiments/, where plainness comes before speed."]),
+    "bench.attention.cpu": dict(
+        about="The attention functions alone, B1 H8 d64: time beside torch's "
+              "scaled_dot_product_attention in the same run, and peak memory beyond the inputs",
+        json=["bench.attention.cpu.json"], figures=["bench.attention.cpu.png"],
+        reads=[
+            "Gates 0.5 and 0.03 are CoPE's mean gate: how soon its counts are full; decay is TRA's "
+            "for one survivor. CABLE and FoX were measured by the extra key column that is in "
+            "kernels/cpu.py now. On the CPU a CoPE or TRA step costs more than its attention.",
+        ]),
+    "bench.attention.short.cpu": dict(
+        about="The same at shorter lengths, beside CoPE as in its paper's listing",
+        json=["bench.attention.short.cpu.json"], figures=["bench.attention.short.cpu.png"],
+        reads=["The listing flips whole T x T matrices to sum the gates; model_cope.py takes 128 "
+               "query rows at a time, nearest key first, and stops where all counts are full."]),
+    "bench.kernels": dict(
+        about="The Triton kernels in bfloat16, by head size d and GPU (sm_80: A100, sm_90: H100)",
+        json=["bench.kernels.json"],
+        reads=[
+            "On a GPU the models call Triton kernels by themselves; train.py prints which way runs "
+            "and why, --kernel off takes the plain functions, which stay the truth. Separable "
+            "(CABLE with and without g, K-CABLE, FoX; ALiBi is the case of equal steps): flash "
+            "attention whose bias is a function of S_i - S_j, with S in float32. Row scan (CoPE, "
+            "TRA): each row carries its count from tile to tile, leftwards from the diagonal. "
+            "CoPE needs gates only until the counts reach P - 1, what is left is plain flash "
+            "attention, so it is two kernels, a band and a tail; TRA stops where the decay has "
+            "made the rest smaller than float32 can see. Forward stores the output, one "
+            "log-sum-exp and one integer a row; backward is one pass along rows and one down "
+            "columns, with no atomics: the same gradients every time.",
+            "No GPU was at hand: these kernels have never run on one, and no GPU number is given. "
+            "What holds without one: in Triton's interpreter, outputs and all gradients agree with "
+            "the plain functions in float64 to 1e-5 of the largest value in float32 (odd lengths, "
+            "Tq < Tk, T = 1, head sizes 16 to 128, gates that fill at once or never, rows without "
+            "a survivor), and they compile for both GPUs, here with Triton 3.9. No forward kernel "
+            "spills. On a GPU `python bench.py attention` measures them beside torch.compile and "
+            "scaled_dot_product_attention.",
+            "CoPE's and TRA's backward wait for the GPU once a layer, to learn how many band tiles "
+            "there are, so they cannot be captured in a CUDA graph. The variants in experiments/ "
+            "and decoding one token at a time take the plain way.",
+        ]),
+}

@@ -1,0 +1,433 @@
+"""
+From JSON to markdown: the tables, and results/README.md, which has all of them with the command,
+the machine and what was measured. reproduce.py and bench.py write it anew after every result.
+"""
+import json
+import statistics
+
+import experiments
+import runs
+
+INTRO = """# Results
+
+Written by `reproduce.py` and `bench.py` from the JSON files beside this page; never by hand. ± is \
+the standard deviation over the seeds. A row of one seed has no spread, or in brackets the 95 % \
+interval of its test sequences: how well that one model was measured, not how another seed would \
+do. One seed claims no order between methods.
+
+Almost everything is of one small size (0.8M parameters on bytes of Python source, 0.4M on the \
+synthetic tasks), because that is what two CPU cores train in minutes. It shows how the methods \
+behave beyond their training length, not which is best at scale. The backbone is the same for all \
+models (RMSNorm, GELU, no linear biases, tied embeddings); where a paper's differs, the docstring \
+of its model file says so. `stdlib` is the source of Python's own standard library: another Python \
+version is another text, with other numbers, so every result names its version.
+"""
+
+
+def row(cells):
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def markdown(head, rows):
+    return "\n".join([row(head), "|---" * len(head) + "|", *map(row, rows)])
+
+
+def grouped(runs_, key):
+    """{run[key]: runs}, in the order they come."""
+    groups = {}
+    for r in runs_:
+        groups.setdefault(r[key], []).append(r)
+    return groups
+
+
+def spread(values, form):
+    """Mean ± standard deviation; a dash where there is nothing."""
+    if not values:
+        return "-"
+    text = format(statistics.mean(values), form)
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):{form}}"
+    return text
+
+
+# -----------------------------------------------------------------------------
+# reproduce.py's results
+
+def table(result):
+    """The markdown table of what reproduce.py wrote."""
+    if "panels" in result:
+        return search_table(result)
+    if "columns" in result:
+        return task_table(result)
+    return text_table(result)
+
+
+def text_table(result):
+    """Perplexity by window length."""
+    lengths, published = result["lengths"], result["paper"]
+    T = result["runs"][0]["block_size"]
+    first, last = str(T), str(lengths[-1])
+    rows = []
+    for model, found in grouped(result["runs"], "model").items():
+        cells = []
+        for n in map(str, lengths):
+            cells.append(spread([r["perplexity"][n] for r in found if n in r["perplexity"]], ".3f"))
+        far = [r["perplexity"] for r in found if last in r["perplexity"]]
+        ratio = f"{statistics.mean(p[last] / p[first] for p in far):.3f}" if far else "-"
+        theirs = published.get(model, ())
+        theirs = f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
+        rows.append([model, len(found), *cells, ratio, theirs])
+    heads = [f"{n:,}" for n in lengths]
+    ratio = f"{lengths[-1]:,} / {T:,}"
+    return markdown(["model", "seeds", *heads, ratio, "paper: 15,360 / 1,024"], rows)
+
+
+def percent(found):
+    """Rates {value, low, high} of all seeds -> mean and spread in %, or the one seed's interval."""
+    text = spread([100 * f["value"] for f in found], ".2f")
+    if len(found) == 1:
+        text += f" [{100 * found[0]['low']:.2f}, {100 * found[0]['high']:.2f}]"
+    return text
+
+
+def task_table(result):
+    """Rates in %, beside the paper's."""
+    published, rows, heads = result["paper"], [], []
+    for name, *_ in result["columns"]:
+        heads += [name, "paper"] if published else [name]
+    for label, found in grouped(result["runs"], "label").items():
+        cells = []
+        for n, (_, split, metric) in enumerate(result["columns"]):
+            scores = [s for r in found for s in r["scores"].values()]
+            cells.append(percent([s[split][metric] for s in scores if split in s]))
+            if published:
+                cells.append(f"{published[label][n]:g}" if label in published else "-")
+        rows.append([label, len(found), *cells])
+    return markdown(["model", "seeds", *heads], rows)
+
+
+def best_trial(trials, metric, weights):
+    """The one that is best on the validation sequences; None where every one has diverged."""
+    sign = 1 if metric == "tvd" else -1
+    known = [t for t in trials if None not in (t[metric][weights]["validation"],
+                                               t[metric][weights]["test"])]
+    return min(known, key=lambda t: sign * t[metric][weights]["validation"], default=None)
+
+
+def search_table(result):
+    """The dots of a random search: median and best of every scheme, raw and BEMA."""
+    metric, rows = result["metric"], []
+    first = next(iter(result["panels"][0]["schemes"]))
+    for panel in result["panels"]:
+        a, b = panel["at"]
+        where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
+        for scheme, found in panel["schemes"].items():
+            trials, cells = found["trials"], []
+            for weights in ("raw", "bema"):
+                known = [t[metric][weights]["test"] for t in trials]
+                known = [y for y in known if y is not None]
+                best = best_trial(trials, metric, weights)
+                cells.append(f"{statistics.median(known):.4f}" if known else "-")
+                cells.append(f"{best[metric][weights]['test']:.4f}" if best else "-")
+            if metric == "tvd":  # a distance: how many times smaller?
+                cells.append(best_ratio(trials, panel["schemes"][first]["trials"]))
+            diverged = sum(not t["finite"] for t in trials)
+            rows.append([where, scheme, len(trials), diverged, *cells])
+    name = dict(tvd="TVD", auc="AUC").get(metric, metric)
+    head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best", "median, BEMA",
+            "best, BEMA"]
+    head += [f"best / {first}'s best"] if metric == "tvd" else []
+    text = markdown(head, rows)
+    return text + "\n\n" + theorem_table(result["theorem"]) if "theorem" in result else text
+
+
+def best_ratio(trials, reference):
+    a, b = best_trial(trials, "tvd", "raw"), best_trial(reference, "tvd", "raw")
+    return f"{a['tvd']['raw']['test'] / b['tvd']['raw']['test']:.2f}" if a and b else "-"
+
+
+def theorem_table(found):
+    n = found["n"]
+    lengths, rows = [length for length in (2, 8, 32, n - 1) if length < n], []
+    for norm, m in found["models"].items():
+        cells = [f"{m['precision'][T - 2]:.2f} ({m['tvd'][T - 2]:.3f})" for T in lengths]
+        far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
+        rows.append([norm, *cells, f"{far:.1e}"])
+    return (f"Hard-coded models, n = {n}, precision (TVD) at length:\n\n"
+            + markdown(["norm", *lengths, "largest difference from the formula"], rows))
+
+
+# -----------------------------------------------------------------------------
+# eval.py's and bench.py's results
+
+def lengths_table(result):
+    """eval.py's scores of a task at several lengths: the first metric, in %."""
+    rows = []
+    splits = result["splits"]
+    lengths = list(result["runs"][0]["scores"])
+    heads = [f"{split} {int(T):,}" for split in splits for T in lengths]
+    for model, found in grouped(result["runs"], "model").items():
+        cells = []
+        for split in splits:
+            for T in lengths:
+                scores = [r["scores"][T][split] for r in found if split in r["scores"].get(T, {})]
+                cells.append(percent([next(iter(s.values())) for s in scores]))
+        rows.append([model, len(found), *cells])
+    return markdown(["model", "seeds", *heads], rows)
+
+
+HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
+             times_nope="times nope's", peak_GB="peak memory, GB", cached_s="s with the cache",
+             uncached_s="s without", times_faster="times as long without")
+
+
+def bench_table(result):
+    """Whatever kinds of measurement are in a JSON of bench.py."""
+    text = []
+    if "train" in result or "decode" in result or "memory" in result:
+        kinds = [k for k in ("train", "decode", "memory") if k in result]
+        text.append(models_table({k: result[k] for k in kinds}))
+    if "generate" in result:
+        text.append(models_table({"generate": result["generate"]}))
+    if "attention" in result:
+        text.append(attention_table(result["attention"]))
+    if "kernels" in result:
+        text.append(kernels_table(result["kernels"]))
+    return "\n\n".join(text)
+
+
+def models_table(kinds):
+    """{kind: {model: {what: number}}} -> a row for each model."""
+    heads, rows = [], {}
+    for found in kinds.values():
+        names = list(next(iter(found.values())))
+        heads += [HEADS.get(name, name.replace("_", " ")) for name in names]
+        for model in found:
+            rows.setdefault(model, [])
+    for model, cells in rows.items():
+        for found in kinds.values():
+            for name in next(iter(found.values())):
+                y = found.get(model, {}).get(name)
+                cells.append("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}")
+    return markdown(["model", *heads], [[model, *cells] for model, cells in rows.items()])
+
+
+def attention_table(found):
+    """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
+    columns, names = [], {}
+    for T, rows in found.items():
+        names |= dict.fromkeys(rows)
+        for kind in ("forward", "both"):
+            if any(f"{kind}_ms" in r for r in rows.values()):
+                columns.append((T, kind))
+    reference = next(iter(names))
+    heads = []
+    for T, kind in columns:
+        what = dict(forward="forward", both="forward and backward")[kind]
+        ms = found[T][reference][f"{kind}_ms"]
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {ms:,.0f} ms)")
+    lines = []
+    for name in names:
+        cells = []
+        for T, kind in columns:
+            r = found[T].get(name, {})
+            cell = "failed" if f"{kind}_failed" in r else "-"
+            if f"{kind}_of_{reference}" in r:
+                cell = f"{r[f'{kind}_of_{reference}']:.2f}"
+            if f"{kind}_GB" in r:
+                cell += f" ({r[f'{kind}_GB']:.2f})"
+            cells.append(cell)
+        lines.append([name, *cells])
+    return markdown([f"times {reference} (GB)", *heads], lines)
+
+
+def kernels_table(found):
+    """Registers / bytes spilled, a row for each kernel."""
+    rows, columns = {}, {}
+    for name, r in found.items():
+        kernel, _, target = name.partition(", ")
+        columns[target] = None
+        spilled = max(r["spill_stores"], r["spill_loads"])
+        rows.setdefault(kernel, {})[target] = f"{r['registers']} / {spilled}"
+    lines = [[kernel, *(cells.get(t, "-") for t in columns)] for kernel, cells in rows.items()]
+    return markdown(["registers / bytes spilled", *columns], lines)
+
+
+# -----------------------------------------------------------------------------
+# how long an entry takes
+
+def duration(seconds):
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def measured(name, scale):
+    """Seconds of every job in an entry's committed result; [] where there is none."""
+    path = runs.ROOT / "results" / f"{name}.{scale}.json"
+    if not path.exists():
+        return []
+    result, seconds = json.loads(path.read_text()), []
+    for panel in result.get("panels", []):
+        seconds += [found["seconds"] for found in panel["schemes"].values()]
+    for r in result.get("runs", []):
+        evaluation = r["eval_seconds"]
+        if isinstance(evaluation, dict):
+            evaluation = sum(evaluation.values())
+        seconds.append(r["train_seconds"] + evaluation)
+    return seconds
+
+
+def expected(name, entry, scale):
+    """How long an entry takes, in words."""
+    todo = entry[scale]
+    if "panels" in todo:
+        what = f"searches of {todo['trials']} trials"
+        n = len(todo["panels"]) * len(entry["schemes"])
+    else:
+        n, what = sum(seeds for _, seeds in todo["rows"].values()), "runs"
+    seconds, about = measured(name, scale), ""
+    if not seconds and "minutes" in todo:
+        seconds, about = [60 * todo["minutes"]], "about "
+    if not seconds:
+        return f"not measured: {n} {what}"
+    each = statistics.mean(seconds)
+    return f"{about}{duration(n * each)}: {n} {what}, {about}{duration(each)} each"
+
+
+# -----------------------------------------------------------------------------
+# the page
+
+def machine(e, commits):
+    threads = "thread" if e["threads"] == 1 else "threads"
+    commit = "commit" if len(commits) == 1 else "commits"
+    return (f"{e['gpu'] or e['cpu']}, {e['threads']} {threads}, torch {e['torch']}, "
+            f"Python {e['python']}, {commit} {', '.join(sorted(commits))}")
+
+
+def how(result):
+    """On which machine, by which commits and on how much a result of reproduce.py was measured."""
+    if "panels" in result:
+        groups = [g for p in result["panels"] for g in p["schemes"].values()]
+        fewer = " (fewer of more than 1,024 items)" if result["metric"] == "accuracy" else ""
+        text = (f"{result['steps']:,} steps, {result['trials']} trials of every scheme, the same "
+                f"hyper-parameters for all schemes, {result['sequences']:,} sequences{fewer}; "
+                f"{sum(g['seconds'] for g in groups) / 60:,.0f} minutes of training in all. The "
+                "best trial is chosen on other sequences than its number is from.")
+    else:
+        groups = result["runs"]
+        much = (f"{result['sequences']:,} sequences a split" if "sequences" in result
+                else f"{result['tokens']:,} tokens of {result['split']}")
+        minutes = sum(r["train_seconds"] for r in groups) / 60
+        text = (f"{result['data']['source']}, {much}; {minutes:,.0f} minutes of training in all. "
+                f"Each row is `{groups[0]['train_command']}` and so on, then `eval.py`.")
+    commits = {g["environment"]["commit"] for g in groups}
+    return f"{machine(result['environment'], commits)}; {text}"
+
+
+def part(name, about, commands, measured, text, reads, figures):
+    """One section of the page."""
+    lines = [f"### {name}", "", f"{about}.", ""]
+    if commands:
+        lines += ["```", *commands, "```", ""]
+    for paragraph in (measured, text):
+        if paragraph:
+            lines += [paragraph, ""]
+    for sentence in reads:
+        lines.append(f"- {sentence}")
+    if reads:
+        lines.append("")
+    for figure in figures:
+        if (runs.ROOT / "results" / figure).exists():
+            lines += [f"![{figure.removesuffix('.png')}]({figure})", ""]
+    return lines
+
+
+def entry_part(stem, reads, result):
+    figures = [f"{stem}.png", f"{stem}.steps.png"]
+    return part(stem, result["about"], [result["command"]], how(result), table(result), reads,
+                figures)
+
+
+def section_part(name, section, folder):
+    """A section with what eval.py or bench.py wrote for it, if anything."""
+    found = [json.loads((folder / file).read_text()) for file in section.get("json", [])]
+    commands = section.get("commands") or [result["command"] for result in found]
+    make = globals()[section.get("table", "bench_table")]
+    measured = []
+    for result in found:
+        measured.append(machine(result["environment"], {result["environment"]["commit"]}))
+    text = "\n\n".join(map(make, found))
+    return part(name, section["about"], commands, "; ".join(dict.fromkeys(measured)), text,
+                section.get("reads", []), section.get("figures", []))
+
+
+def chapter(module, folder):
+    """A file of experiments/ -> {section's name: its lines}."""
+    parts = {}
+    for name, entry in experiments.entries(module).items():
+        for scale in ("cpu", "paper"):
+            stem = f"{name}.{scale}"
+            if scale in entry and (folder / f"{stem}.json").exists():
+                result = json.loads((folder / f"{stem}.json").read_text())
+                parts[stem] = entry_part(stem, entry[scale].get("reads", []), result)
+    for name, section in getattr(module, "SECTIONS", {}).items():
+        if all((folder / file).exists() for file in section.get("json", [])):
+            parts[name] = section_part(name, section, folder)
+    return parts
+
+
+def others(folder):
+    """What bench.py measured elsewhere, on a GPU for instance -> {section's name: its lines}."""
+    known = set()
+    for module in experiments.files():
+        for section in getattr(module, "SECTIONS", {}).values():
+            known |= set(section.get("json", []))
+    parts = {}
+    for path in sorted(folder.glob("bench.*.json")):
+        if path.name not in known:
+            figure = path.with_suffix(".png").name
+            section = dict(about="Measured by bench.py", json=[path.name], figures=[figure])
+            parts[path.stem] = section_part(path.stem, section, folder)
+    return parts
+
+
+def not_run(folder):
+    """A line for each scale: the entries that have no result."""
+    lines = []
+    for scale in ("cpu", "paper"):
+        names = [name for name, entry in experiments.known().items() if scale in entry]
+        missing = [name for name in names if not (folder / f"{name}.{scale}.json").exists()]
+        if missing:
+            words = "every entry" if missing == names else ", ".join(missing)
+            lines.append(f"- `--scale {scale}`: {words}")
+    lines.append("- the papers' retrieval models, and CABLE's figure of running times")
+    return ["## Not run yet", "", *lines, ""]
+
+
+def page():
+    """The whole of results/README.md: a chapter for each file of experiments/."""
+    folder, contents, lines = runs.ROOT / "results", [], []
+    chapters = []
+    for module in experiments.files():
+        title, _, intro = (module.__doc__ or module.__name__).strip().partition("\n")
+        chapters.append((title.rstrip("."), intro.strip(), chapter(module, folder)))
+    chapters.append(("Measured elsewhere", "", others(folder)))
+    for title, intro, parts in chapters:
+        if not parts:
+            continue
+        links = [f"[{name}](#{name.replace('.', '')})" for name in parts]
+        contents.append(f"- {title}: {', '.join(links)}")
+        lines += [f"## {title}", ""]
+        if intro:
+            lines += [intro.replace("\n", " "), ""]
+        for part_lines in parts.values():
+            lines += part_lines
+    return "\n".join([INTRO, *contents, "", *lines, *not_run(folder)])
+
+
+def write_page():
+    """results/README.md, anew."""
+    text = page()
+    path = runs.ROOT / "results" / "README.md"
+    runs.write_safely(path, lambda tmp: tmp.write_text(text))

@@ -1,0 +1,107 @@
+"""
+The rows of a table, each a training and its evaluation: out/ENTRY.SCALE/ROW-SEED/ckpt.pt and
+eval.json. reproduce.py runs the jobs' commands; what is there already is not made again.
+"""
+import dataclasses
+import json
+import shlex
+import shutil
+from functools import partial
+from pathlib import Path
+
+import data
+import runs
+
+
+def check(out, config, words):
+    """The run in out must be the entry's: its flags, and the defaults of its task and model."""
+    flags, given = {}, iter(words)
+    for word in given:
+        if word.startswith("--no-"):
+            flags[word[5:]] = "False"
+        elif word.startswith("--"):
+            flags[word[2:]] = "True"
+            last = word[2:]
+        else:
+            flags[last] = word
+    (module, variant), task = runs.find_model(flags["model"]), data.find(flags["data"])
+    wanted = {}
+    for cls in (module.GPTConfig, task):
+        wanted |= {f.name: f.default for f in dataclasses.fields(cls) if f.name != "vocab_size"}
+    size = flags.get("size", next(iter(task.defaults)))
+    wanted |= task.defaults[size] | variant | flags
+    if flags["data"] not in data.known():  # your own file or folder
+        wanted["data"] = str(Path(flags["data"]).expanduser().resolve())
+    for k, v in wanted.items():
+        same = str(config.get(k, v)) == str(v)
+        if not same and not (isinstance(config[k], float) and config[k] == float(v)):
+            raise RuntimeError(f"{out} holds a run with {k}={config[k]}, the entry says {v}: "
+                               "move it away, and run this again")
+
+
+def training(out, label, flags, seed, scale, device, run):
+    """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
+    folder = runs.ROOT / out
+    start = ["python", "train.py", *flags.split(), *scale["train"].split(), "--seed", str(seed)]
+    if not (folder / "ckpt.pt").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint
+        run(*start, "--out_dir", str(out), "--no-evaluate", *device)
+    checkpoint = runs.load_checkpoint(folder / "ckpt.pt")
+    check(out, checkpoint["config"], start[2:])
+    if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
+        run("python", "train.py", "--resume", str(out), "--no-evaluate", *device)
+    evaluated = folder / "eval.json"
+    command = ["python", "eval.py", str(out), *scale["eval"].split(), *device]
+    try:
+        newer = evaluated.stat().st_mtime >= (folder / "ckpt.pt").stat().st_mtime
+        done = newer and json.loads(evaluated.read_text())["command"] == " ".join(command)
+    except (OSError, ValueError, KeyError):  # not there, or half written
+        done = False
+    if not done:
+        run(*command)
+    found = json.loads(evaluated.read_text())
+    history = [[r["iter"], r["scores"]] for r in runs.read_log(folder) if "scores" in r]
+    found["environment"] = checkpoint.get("environment", found["environment"])  # the training's
+    found["more"] = dict(label=label, train_command=shlex.join(start),
+                         environment=found["environment"])
+    if history:
+        found["more"]["history"] = history
+    return found
+
+
+def jobs(args, entry, scale, folder):
+    """-> {name: function(run)}, one for each row and seed."""
+    device = ["--device", args.device] if args.device != "auto" else []
+    found = {}
+    for label, (flags, n) in scale["rows"].items():
+        for seed in range(1337, 1337 + (args.seeds or n)):
+            name = f"{label}-{seed}".replace(" ", "-").replace("/", "_")
+            found[name] = partial(training, folder / name, label, flags, seed, scale, device)
+    return found
+
+
+def collect(entry, scale, evaluations):
+    """What the jobs returned -> the entry's JSON."""
+    first = evaluations[0]
+    shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
+    result = {k: first[k] for k in shared if k in first} | dict(paper=entry.get("published", {}))
+    if "columns" in entry:
+        result["columns"] = entry["columns"]
+    return result | dict(runs=[e["runs"][0] | e["more"] for e in evaluations])
+
+
+def figures(entry):
+    """The kinds of plot.py's figures that show the JSON."""
+    return ("scores", "errors") if "columns" in entry else ("lengths",)
+
+
+def write_contrast(result, row):
+    """results/contrast.json: one row's curve, drawn dashed beside a reader's own run."""
+    r = next(r for r in result["runs"] if r["model"] == row)
+    same = ("data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd", "max_iters")
+    settings = {k: r["config"][k] for k in same}
+    settings |= dict(tokens=result["tokens"], lengths=result["lengths"])
+    runs.write_json(runs.ROOT / "results" / "contrast.json", dict(
+        model=r["model"], python=r["environment"]["python"], source=result["data"]["sha256"],
+        settings=settings, perplexity=r["perplexity"], by_position=r["by_position"],
+        command=r["train_command"]))
