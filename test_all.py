@@ -14,7 +14,6 @@ import functools
 import hashlib
 import http.server
 import importlib
-import importlib.util
 import inspect
 import io
 import itertools
@@ -1345,6 +1344,7 @@ def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
     for _ in range(2):
         got = kernels.attend(module.fox_attention, *long)
         assert torch.equal(got, module.fox_attention(*long))
+    kernels.attend(module.fox_attention, *(x.double() for x in long))  # not said again
     assert kernels.faster(module.fox_attention, *short) is WAYS["fox_attention"]
     assert capsys.readouterr().err.count("\n") == 1
 

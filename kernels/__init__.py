@@ -64,7 +64,9 @@ def faster(plain, *args):
         if torch.is_tensor(x):
             x = tuple(x.shape) if x.dim() == 2 else "tensor"
         kinds.append(x)
-    length = (int(k.size(2)) - 1).bit_length()  # int: torch.compile then fixes the length
+    T, length = k.size(2), 0
+    while T > 1:  # not bit_length: torch.compile then needs one graph for every power of 2 alone
+        T, length = (T + 1) // 2, length + 1
     same = equal(plain, fast, q.device, q.dtype, q.size(1), q.size(3), tuple(kinds), length)
     return fast if same else None
 
