@@ -78,9 +78,9 @@ def as_arrays(parts):
 def sequence(path, config, args):
     """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
     try:
-        kind = data.find(config["data"]).kind
-        if kind == "text":
+        if "tokenizer" in config:  # text, which may have moved since
             return prompt(path, config, args)
+        kind = data.find(config["data"]).kind
     except ValueError as e:
         runs.fail(e)
     if kind != "symbols":

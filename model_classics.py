@@ -142,8 +142,7 @@ class FIRE(Encoding):
 
     def __init__(self, config):
         super().__init__(config)
-        self.mlp = nn.Sequential(
-            nn.Linear(1, 32), nn.ReLU(inplace=True), nn.Linear(32, config.n_head))
+        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(True), nn.Linear(32, config.n_head))
         self.c = nn.Parameter(torch.tensor(0.1))
         self.m = nn.Parameter(torch.tensor(1.0))
 

@@ -942,6 +942,8 @@ def test_the_cpus_extra_column_is_the_literal_form():
     assert column(q[:, :, -5:], k, v, S, g[:, :, -5:]) is None
     assert column(*(x.bfloat16() for x in (q, k, v)), S, g) is None
     assert column(q, k, v, S, g, True) is None
+    with torch.autocast("cpu", torch.bfloat16):  # it would round S
+        assert column(*(x.float() for x in (q, k, v, S, g))) is None
 
 
 @with_kernels
@@ -3567,6 +3569,17 @@ def test_a_changed_corpus_stops_a_resume_and_a_moved_one_does_not(home):
     assert "has changed since" in complaint(home, *again)
     assert "is not what run/ckpt.pt was trained on" in complaint(home, "eval.py", "run")
     assert torch.load(home / "run" / "ckpt.pt", weights_only=True)["iter"] == 3
+
+
+def test_a_run_whose_text_is_gone_is_scored_on_another_and_drawn(home):
+    flags = "--model", "cable", "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", *flags, "--out_dir", "run")
+    (home / "notes").rename(home / "elsewhere")
+    command(home, "eval.py", "run", "--data", "elsewhere", "--lengths", 16, "--tokens", 64)
+    scored = json.loads((home / "run" / "eval.json").read_text())
+    assert scored["tokens"] == 64 and scored["data"]["corpus"] == "elsewhere"
+    out, _ = command(home, "maps.py", "attention", "run", "--prompt", "abc")
+    assert "drew " in out
 
 
 @pytest.mark.parametrize("interval", [1, 30])  # found by the log, or by the save before it

@@ -16,9 +16,11 @@ from torch.nn import functional as F
 def column(q, k, v, S, g=None, log_kernel=False):
     """
     cable_attention of model_cable.py. q, k, v (B, H, T, d); S, g (B, H, T).
-    Returns None for what it cannot do: fewer queries than keys, half precision, the log kernel.
+    Returns None for what it cannot do: fewer queries than keys, half precision (autocast would
+    round q' and k', S with them), the log kernel.
     """
-    if q.size(2) != k.size(2) or q.dtype not in (torch.float32, torch.float64) or log_kernel:
+    half = q.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu")
+    if half or q.size(2) != k.size(2) or log_kernel:
         return None
     d = q.size(3)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
