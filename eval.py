@@ -403,7 +403,7 @@ def main(argv=None):
         peak_memory_GB=runs.peak_memory(device))
     runs.write_json(out.with_name(out.name + ".json"), about | found)
     print(f"wrote {out}.json", flush=True)
-    failed = runs.script("plot.py", "lengths" if is_text else "scores", f"{out}.json")
+    failed = runs.script("plot.py", "lengths" if text else "scores", f"{out}.json")
     if failed:
         sys.exit(failed)
 
