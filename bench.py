@@ -228,7 +228,8 @@ def inputs(args, T):
 def trained(args, T):
     """-> its name, the model of --run, a sequence (1, T) of its task."""
     path = runs.find_checkpoint(args.run)
-    model, config, _ = runs.load_run(path, args.device)
+    model, config, checkpoint = runs.load_run(path, args.device)
+    runs.check_text(path, checkpoint)
     task = runs.make_task(config | dict(block_size=T))
     x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
     if not task.stretches:

@@ -152,6 +152,9 @@ def text_to_score(args, loaded):
             runs.fail("perplexities of different tokenizers cannot be compared: "
                       f"{run.path} has {run.config['tokenizer']}, "
                       f"{first.path} {first.config['tokenizer']}")
+    for run in loaded:
+        if not args.data:
+            runs.check_text(run.path, run.checkpoint)
     task = runs.make_task(first.config | dict(data=args.data or name, block_size=1))
     for run in loaded:
         if not args.data and run.checkpoint["source"] != task.source:
@@ -377,6 +380,8 @@ def main(argv=None):
     device, context, words = runs.setup(args)
     loaded = [load(path, device, args.bema) for path in args.checkpoints or [None]]
 
+    if args.data == "":
+        runs.fail("--data needs a value")
     for run in loaded:
         name = run.config["data"]
         other = args.data or name

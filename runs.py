@@ -14,8 +14,10 @@ import platform
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 
@@ -124,7 +126,7 @@ def pick(cls, config):
 
 
 def make_model(config):
-    """The model of a flat config, on the CPU."""
+    """The model of a flat config, on torch's default device, the CPU."""
     module, _ = find_model(config["model"])
     try:
         return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
@@ -133,11 +135,14 @@ def make_model(config):
 
 
 def make_task(config):
-    """The task of a flat config."""
+    """The task of a flat config; its tokens must be those of the config's model."""
     try:
-        return data.make(config)
+        task = data.make(config)
     except ValueError as e:
         fail(e)
+    if config.get("vocab_size", task.vocab_size) != task.vocab_size:
+        fail(f"{config['data']} has {task.vocab_size} tokens, the model {config['vocab_size']}")
+    return task
 
 
 def new_cache(model, size):
@@ -414,15 +419,113 @@ def find_checkpoint(path=None):
 
 
 def load_checkpoint(path):
-    """The dict that train.py saved, on the CPU. A file that is not whole fails in one line."""
+    """
+    The dict that train.py saved, on the CPU. A file that is not whole, or in which something does
+    not fit, fails in one line, before anything is built from it.
+    """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if not {"config", "model", "iter"} <= checkpoint.keys():
-            raise KeyError("config")
-        return checkpoint
+        for name, kind in CHECKPOINT.items():
+            if type(checkpoint[name]) not in kind:
+                raise TypeError(name)
     except Exception:  # what is in a foreign file may fail in any way
         fail(f"{path} is not a whole checkpoint of this repository "
              "(cut off, or another program's)")
+    try:
+        check_config(checkpoint["config"])
+        check_weights(checkpoint)
+    except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as e:
+        fail(f"{path} cannot be used: {str(e).splitlines()[0]}")
+    return checkpoint
+
+
+# what every checkpoint has, and every config in one
+CHECKPOINT = dict(config=[dict], model=[dict, OrderedDict], iter=[int], source=[str],
+                  seconds=[int, float], best_val_loss=[int, float])
+CONFIG = dict(model=str, data=str, seed=int, block_size=int, vocab_size=int, rho=float, eta=float)
+
+
+def check_config(config):
+    """Plain values, of the types that the model's and the task's fields have. Raises ValueError."""
+    for name, value in config.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"its config has a setting called {name!r}")
+        if type(value) not in (str, int, float, bool):
+            raise ValueError(f"its config has {name} of type {type(value).__name__}")
+        if isinstance(value, int | float) and not abs(value) < 1 << 53:
+            raise ValueError(f"its config has {name}={value}")
+    for name in CONFIG:
+        if name not in config:
+            raise ValueError(f"its config has no {name}")
+    check_types(config, CONFIG)
+    check_types(config, get_type_hints(find_model(config["model"])[0].GPTConfig))
+    try:
+        task = data.find(config["data"])
+    except ValueError:
+        return  # a text that is gone: the model can still be used
+    check_types(config, get_type_hints(task))
+    for field in dataclasses.fields(task):
+        if field.name not in config:
+            raise ValueError(f"its config has no {field.name}, which {config['data']} needs")
+
+
+def check_types(config, types):
+    """Raises ValueError where a value is not of its type; an int may stand for a float."""
+    for name, kind in types.items():
+        if name not in config or kind not in (bool, int, float, str):
+            continue
+        if type(config[name]) is not kind and (type(config[name]), kind) != (int, float):
+            raise ValueError(f"its config has {name}={config[name]!r}, "
+                             f"which is no {kind.__name__}")
+
+
+def check_weights(checkpoint):
+    """The weights are finite, and of the shapes that the config says. Raises ValueError."""
+    config, weights = checkpoint["config"], checkpoint["model"]
+    found = {}
+    for name, x in weights.items():
+        plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.is_contiguous()
+        if not plain or not x.is_floating_point():
+            raise ValueError(f"its weights {name} are not a plain tensor")
+        found[name] = x.shape
+    if max(config.get("n_layer", 1), 1) > len(found):
+        raise ValueError(f"n_layer={config['n_layer']} with {len(found)} tensors of weights")
+    widest = max(max(shape, default=1) for shape in found.values())
+    for name in ("n_head", "n_embd", "vocab_size"):
+        if config.get(name, 1) > widest:
+            raise ValueError(f"{name}={config[name]} with weights of {widest} at most")
+    if found != shapes(config):
+        raise ValueError(f"the weights do not fit --model {config['model']}: "
+                         "they are another model's, or the model file has changed since")
+    for part in (weights, *checkpoint.get("bema", {}).values()):
+        for name, x in part.items():
+            if x.shape != found.get(name):
+                raise ValueError(f"the BEMA weights {name} do not fit its model")
+            if not x.isfinite().all():
+                raise ValueError(f"its weights {name} are not finite")
+
+
+def shapes(config):
+    """{name: shape} of the weights that a config's model has, without memory for them."""
+    try:
+        with torch.device("meta"):
+            model = make_model(config)
+    except (TypeError, RuntimeError) as e:
+        if "meta" not in str(e):
+            raise
+        model = make_model(config)  # of a model file that needs numbers to be built
+    return {name: x.shape for name, x in model.state_dict().items()}
+
+
+def check_text(path, checkpoint):
+    """
+    The path of a text that a checkpoint names is followed where this text was prepared here before,
+    with the same tokens. Else the user has to name it.
+    """
+    config = checkpoint["config"]
+    if not data.was_prepared(config, checkpoint["source"]):
+        fail(f"the text behind {config['data']} is not what {path} was trained on, or was never "
+             f"prepared here. To use it all the same, name the text: --data {config['data']}")
 
 
 def load_weights(model, checkpoint, path):

@@ -126,6 +126,8 @@ def main(argv=None):
                   "see python eval.py and python maps.py")
     try:
         encoding = get_encoding(config["tokenizer"])
+        if encoding.n_vocab > config["vocab_size"]:
+            runs.fail(f"{path} has no room for the {encoding.n_vocab} tokens of its tokenizer")
         ids = [encoding.eot_token]
         if prompt is not None:
             ids = encode(encoding, [prompt])[0].tolist()[1:]

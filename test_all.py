@@ -3415,6 +3415,98 @@ def test_bad_checkpoints(trained, tmp_path):
     assert "no checkpoint at nowhere" in complaint(trained, "eval.py", "nowhere")
 
 
+def set_config(**changes):
+    return lambda checkpoint: checkpoint["config"].update(changes)
+
+
+def set_weights(change):
+    """The first of the weights, changed."""
+    def changed(checkpoint):
+        name = next(iter(checkpoint["model"]))
+        checkpoint["model"][name] = change(checkpoint["model"][name])
+    return changed
+
+
+FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about it
+    "layers": (set_config(n_layer=10**9), "n_layer=1000000000 with"),
+    "width": (set_config(n_embd=10**9, n_head=1), "n_embd=1000000000 with weights of"),
+    "heads": (set_config(n_head=10**15), "n_head=1000000000000000 with"),
+    "one more layer": (set_config(n_layer=2), "do not fit --model cable"),
+    "words for numbers": (set_config(n_layer="1"), "n_layer='1', which is no int"),
+    "numbers for words": (set_config(tokenizer=3), "tokenizer=3, which is no str"),
+    "a list": (set_config(dropout=[0.0]), "dropout of type list"),
+    "a truth": (set_config(block_size=True), "block_size=True, which is no int"),
+    "nan": (set_config(dropout=math.nan), "dropout=nan"),
+    "30 digits": (set_config(block_size=10**30), "block_size=1000"),
+    "an odd name": (set_config(**{"a b": 1}), "a setting called 'a b'"),
+    "another size": (set_config(n_embd=8), "do not fit --model cable"),
+    "a bad choice": (set_config(norm="no"), "norm='no' is not one of pre, post"),
+    "no seed": (lambda c: c["config"].pop("seed"), "its config has no seed"),
+    "no tokenizer": (lambda c: c["config"].pop("tokenizer"), "its config has no tokenizer"),
+    "no weights": (lambda c: c["model"].clear(), "with 0 tensors of weights"),
+    "nan weights": (set_weights(lambda x: x * math.nan), "are not finite"),
+    "another shape": (set_weights(lambda x: x[:1].contiguous()), "do not fit --model cable"),
+    "one number": (set_weights(lambda x: torch.zeros(()).expand(10**9, 10**9)), "not a plain"),
+    "whole numbers": (set_weights(torch.Tensor.long), "are not a plain tensor"),
+    "a number": (set_weights(lambda x: 3), "are not a plain tensor"),
+    "config": (lambda c: c.update(config=3), "is not a whole checkpoint"),
+    "iter": (lambda c: c.update(iter="2"), "is not a whole checkpoint"),
+    "bema": (lambda c: c.update(bema=3), "cannot be used"),
+    "other bema": (lambda c: c.update(bema=dict(start=dict(x=torch.ones(2)))), "BEMA weights x"),
+    "etc": (set_config(data="/etc/passwd"), "/etc/passwd is not what"),
+    "usr": (set_config(data="/usr"), "was never prepared here"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_foreign_checkpoints_are_refused_before_anything_is_built(what, trained, tmp_path):
+    change, says = FOREIGN[what]
+    checkpoint = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    before = sorted((trained / "prepared").iterdir())
+    scripts = [("eval.py",), ("train.py", "--resume")]
+    if what not in ("etc", "usr"):  # a sample needs no text
+        scripts += [("sample.py",), ("maps.py", "attention")]
+    for words in scripts:
+        assert says in complaint(trained, *words, tmp_path)
+    assert sorted((trained / "prepared").iterdir()) == before
+
+
+def test_a_foreign_optimizer_and_settings_of_training(trained, tmp_path):
+    shutil.copytree(trained / "notes", tmp_path / "notes")
+    for change, says in (
+            (lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(3)), "does not fit"),
+            (lambda c: c.update(optimizer=3), "the optimizer's state in"),
+            (set_config(learning_rate="fast"), "learning_rate='fast', which is no float"),
+            (set_config(evaluate=1), "evaluate=1, which is no bool")):
+        checkpoint = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
+        change(checkpoint)
+        torch.save(checkpoint, tmp_path / "ckpt.pt")
+        assert says in complaint(trained, "train.py", "--resume", tmp_path, "--max_iters", 3)
+
+
+def test_the_text_of_a_checkpoint_from_elsewhere_has_to_be_named(trained, home):
+    """Its path may be there: it is not read unless it was prepared here, or is named."""
+    shutil.copytree(trained / "cable", home / "run")
+    said = complaint(home, "eval.py", "run", "--lengths", 16)
+    assert "name the text: --data" in said and not (home / "prepared").exists()
+    command(home, "eval.py", "run", "--lengths", 16, "--data", "notes")
+    command(home, "train.py", "--resume", "run", "--data", "notes", "--max_iters", 3,
+            "--no-evaluate")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_are_known_before_a_model_is_built(name):
+    state = torch.get_rng_state()
+    config = TINY | runs.find_model(name)[1] | dict(model=name)
+    if name == "learned_hard":
+        config["block_size"] = 16
+    assert torch.equal(state, torch.get_rng_state())
+    found = {n: x.shape for n, x in runs.make_model(config).state_dict().items()}
+    assert runs.shapes(config) == found
+
+
 @pytest.mark.parametrize("flags, says", [
     ("cable --n_layer 3", "--n_layer 3 contradicts the run being resumed, which has n_layer=1"),
     ("cable --log_interval 0", "--log_interval must be at least 1"),

@@ -172,6 +172,11 @@ def resume(argv):
     path = runs.find_checkpoint(asked.resume)
     checkpoint = runs.load_checkpoint(path)
     saved = asdict(TrainConfig()) | asdict(RunConfig()) | checkpoint["config"]
+    for cls in (TrainConfig, RunConfig):
+        try:
+            runs.check_types(saved, get_type_hints(cls))
+        except ValueError as e:
+            runs.fail(f"{path} cannot be used: {e}")
 
     # every setting is a flag; help shows those that may change
     parser = runs.make_parser(__doc__)
@@ -197,6 +202,8 @@ def resume(argv):
         if now != value and name not in may_change:
             runs.fail(f"--{name} {now} contradicts the run being resumed, which has "
                       f"{name}={value}; leave it out")
+    if not any(word.split("=")[0] == "--data" for word in argv):
+        runs.check_text(path, checkpoint)
     if c.max_iters < checkpoint["iter"]:
         runs.fail(f"--max_iters {c.max_iters}: the run is at iter {checkpoint['iter']} already")
     return c, checkpoint, path.parent
@@ -332,7 +339,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.fail(f"the text behind --data {state['config']['data']} has changed since {out} was "
                   "trained on it")
     runs.load_weights(model, checkpoint, out)
-    optimizer.load_state_dict(checkpoint["optimizer"])
+    load_optimizer(optimizer, checkpoint, out)
     state |= {name: checkpoint[name] for name in ("iter", "best_val_loss", "seconds")}
     for when, weights in state.get("bema", {}).items():
         for name, x in checkpoint["bema"][when].items():
@@ -341,6 +348,18 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         rows = [row for row in runs.read_log(out) if row["iter"] <= state["iter"]]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
+
+
+def load_optimizer(optimizer, checkpoint, out):
+    """Its state alone: what it does follows from the settings."""
+    groups = optimizer.state_dict()["param_groups"]
+    try:
+        optimizer.load_state_dict(dict(state=checkpoint["optimizer"]["state"], param_groups=groups))
+        for p, moments in optimizer.state.items():
+            if {moments[name].shape for name in ("exp_avg", "exp_avg_sq")} != {p.shape}:
+                raise ValueError("shapes")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        runs.fail(f"the optimizer's state in {out} does not fit the weights")
 
 
 def another_folder(out, c):

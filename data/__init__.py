@@ -5,6 +5,7 @@ metrics that several tasks share.
 import dataclasses
 import difflib
 import importlib
+import os
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,7 +100,7 @@ def find(name):
         if (FOLDER / f"{name}.py").exists():
             return load(name)
     text = importlib.import_module("data.text")
-    if name not in text.CORPORA and not Path(name).expanduser().exists():
+    if name not in text.CORPORA and not os.path.exists(os.path.expanduser(name)):
         close = difflib.get_close_matches(name, known(), n=2, cutoff=0.7)
         hint = f"choose from {', '.join(known())}"
         if close:
@@ -155,6 +156,17 @@ def make(config):
     """The task config["data"], with those of its fields that config has. Raises ValueError."""
     cls = find(config["data"])
     return cls(**{f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config})
+
+
+def was_prepared(config, source):
+    """
+    Whether the task of a flat config can be made from what is here: always, except for a text that
+    was not prepared here with the sha256 `source`. Raises ValueError.
+    """
+    if find(config["data"]).kind != "text":
+        return True
+    text = importlib.import_module("data.text")
+    return text.was_prepared(config["data"], config["tokenizer"], config["max_tokens"], source)
 
 
 # -----------------------------------------------------------------------------

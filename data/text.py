@@ -174,6 +174,15 @@ def look_up(data, tokenizer, max_tokens=0):
     return folder, source, meta if meta.get("source") == source else {}
 
 
+def was_prepared(data, tokenizer, max_tokens, sha256):
+    """Whether a corpus is known by name, or its tokens lie here, with this sha256 of them."""
+    if data in CORPORA:
+        return True
+    limit = f"-{max_tokens}" if max_tokens else ""
+    path = PREPARED / f"{name_of(data)}-{tokenizer}{limit}" / "meta.json"
+    return path.exists() and json.loads(path.read_text())["sha256"] == sha256
+
+
 def prepare(data, tokenizer, max_tokens=0):
     """Tokenize a corpus once -> (folder, meta). Raises ValueError for what a user can mend."""
     folder, source, meta = look_up(data, tokenizer, max_tokens)
@@ -382,9 +391,15 @@ def identify(data):
         size += s.st_size
     if not size:
         raise ValueError(f"{data} has no text in it")
-    where = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     version = hashlib.sha256(repr(stat).encode()).hexdigest()[:16]
-    return f"{path.name}-{where}", f"{path.name} {version}"
+    return name_of(data), f"{path.name} {version}"
+
+
+def name_of(data):
+    """A name for the tokens of the file or folder at this path, whether it is there or not."""
+    path = Path(data).expanduser().resolve()
+    where = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return f"{path.name}-{where}"
 
 
 def local(files, root):
