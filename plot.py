@@ -661,7 +661,14 @@ def main(argv=None):
     p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
     p.add_argument("--metric", help="which; default: the task's first")
     args = runs.parse(parser, argv)
-    args.figure(args)
+    try:
+        args.figure(args)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            MemoryError) as e:
+        given = vars(args)
+        paths = given.get("folders") or given.get("paths") or [args.json]
+        why = str(e).partition("\n")[0]
+        runs.fail(f"{' '.join(paths)} cannot be drawn ({type(e).__name__}: {why})")
 
 
 if __name__ == "__main__":

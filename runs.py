@@ -36,10 +36,15 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
+# how torch says that a tensor is too large, for this machine or for any
+NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflow|multiplication "
+                       "overflow|not enough memory|Stride calculation overflow")
+
+
 def in_one_line(kind, error, trace):
     """
-    For sys.excepthook: Ctrl-C, a closed pipe and a full disk end a script in one line or none.
-    Anything else is a mistake of ours, and keeps its traceback.
+    For sys.excepthook: Ctrl-C, a closed pipe, a full disk and a full memory end a script in one
+    line or none. Anything else is a mistake of ours, and keeps its traceback.
     """
     if issubclass(kind, KeyboardInterrupt):
         sys.exit(130)
@@ -48,6 +53,8 @@ def in_one_line(kind, error, trace):
         sys.exit(141)
     if issubclass(kind, OSError):
         fail(error)
+    if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
+        fail("this does not fit into memory; try smaller sizes, lengths or batches")
     sys.__excepthook__(kind, error, trace)
 
 
@@ -235,7 +242,17 @@ class Parser(argparse.ArgumentParser):
 # make_parser(description); prog and usage are argparse's own
 make_parser = functools.partial(Parser, None, None, allow_abbrev=False,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-parse = Parser.parse_args  # parse(parser, argv): the flags of a script
+LARGEST = (1 << 31) - 1  # of what is counted: tokens, sequences, lengths, repeats
+
+
+def parse(parser, argv):
+    """The flags of a script; a number that is too large to be meant fails in one line."""
+    args = parser.parse_args(argv)
+    for name, value in vars(args).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > LARGEST and name != "seed":
+                fail(f"--{name} must be at most {LARGEST}")
+    return args
 
 
 def add_run_flags(parser, bema=""):
@@ -272,6 +289,8 @@ def setup(args):
     if not has.get(device.type):
         fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; "
              "leave the flag out, or use --device cpu")
+    if device.type != "cuda" and device.index:
+        fail(f"--device {name}: there is one {device.type} here, use --device {device.type}")
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             fail(f"--device {name}: there are {torch.cuda.device_count()} GPUs, counted from 0")

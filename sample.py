@@ -113,6 +113,8 @@ def main(argv=None):
         runs.fail("--max_new_tokens and --num_samples must be at least 1")
     if not 0 <= args.temperature < float("inf") or args.top_k < 0:
         runs.fail("--temperature and --top_k must be 0 or more")
+    if 0 < args.temperature < 1e-6:
+        runs.fail("--temperature must be 0, which is greedy, or at least 1e-6")
     if not 0 <= args.seed < 1 << 62:
         runs.fail("--seed must be 0 or more, and less than 2^62")
     if hasattr(sys.stdout, "reconfigure"):

@@ -2955,10 +2955,15 @@ def trained(tmp_path_factory):
     (home / "empty.txt").write_text("")
     (home / "short.txt").write_text("too short to train on")
     (home / "odd.json").write_text('{"runs": []}')
+    (home / "deep.json").write_text("[" * 100_000)
     pairs = ("cable", "notes"), ("learned", "notes"), ("rope", "flipflop"), ("tra", "flipflop")
     for name, text in pairs:
         command(home, "train.py", "--model", name, "--data", text, "--max_iters", 2,
                 "--eval_interval", 1, "--no-evaluate", *TINY_FLAGS, "--out_dir", name)
+    row = dict(label="x", block_size=16, perplexity={"16": 2.0}, by_position=[[0, 15, 1.0]],
+               model="cable", config={}, checkpoint="ckpt.pt", iter=1, name="x")
+    whole = dict(data=dict(sha256=""), tokens=16, lengths=[16], runs=[row])
+    (home / "types.json").write_text(json.dumps(whole | dict(lengths=["16", "32"])))
     return home
 
 
@@ -3321,6 +3326,19 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
     ("--batch_size 0", "--batch_size must be at least 1"),
     ("--learning_rate -1", "--learning_rate must be more than 0"),
+    ("--learning_rate inf", "--learning_rate must be more than 0, and finite"),
+    ("--min_lr inf", "--min_lr must be 0 or more, and less"),
+    ("--bema --rho inf", "--rho must be at least 1, and less"),
+    (f"--batch_size {10**29}", "--batch_size must be at least 1, and less than 2^31"),
+    (f"--gradient_accumulation_steps {10**29}", "--gradient_accumulation_steps must be at least"),
+    (f"--n_layer {10**29}", "--n_layer must be at least 1, and at most 10000"),
+    (f"--model cope --P {10**29}", "--P must be between -2^31 and 2^31"),
+    (f"--model label --n_label {10**29}", "--n_label must be between -2^31 and 2^31"),
+    ("--data set_complement --n 1000000000000", "--n must be between -2^31 and 2^31"),
+    (f"--data dyck --k {10**29}", "--k must be between -2^31 and 2^31"),
+    ("--data flipflop --p_ignore nan", "--p_ignore must be between"),
+    ("--device cpu:99", "--device cpu:99: there is one cpu here"),
+    ("--data ~nobody/x", "unknown corpus '~nobody/x' (nor is it a file or folder)"),
     ("--lr_decay cos", "--lr_decay must be one of cosine, linear, none"),
     ("--compile yes", "--compile must be one of auto, on, off"),
     ("--seed -1", "--seed must be between 0 and 8388607"),
@@ -3534,6 +3552,14 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained):
     ("sample.py cable --prompt x --prompt_file empty.txt", "--prompt or --prompt_file, not both"),
     ("sample.py cable --max_new_tokens 0", "--max_new_tokens and --num_samples must be at least 1"),
     ("sample.py cable --temperature nan", "--temperature and --top_k must be 0 or more"),
+    ("sample.py cable --temperature 1e-320", "--temperature must be 0, which is greedy, or at"),
+    ("sample.py cable --max_new_tokens 1000000000000", "--max_new_tokens must be at most 2147"),
+    ("sample.py cable --device cpu:99", "--device cpu:99: there is one cpu here"),
+    (f"eval.py cable --lengths 16 {10**29}", "--lengths must be at most 2147483647"),
+    ("eval.py cable --data=", "--data needs a value"),
+    (f"bench.py decode --context {10**29}", "--context must be at most 2147483647"),
+    ("plot.py lengths types.json", "types.json cannot be drawn (ValueError: "),
+    ("plot.py lengths deep.json", "is not a file that eval.py"),
     ("sample.py cable --seed -1", "--seed must be 0 or more"),
     ("sample.py learned --max_new_tokens 40", "learned positions end at block_size=16"),
     ("sample.py rope", "was trained on flipflop, which has no text to write"),
@@ -3707,6 +3733,10 @@ def test_what_ends_a_script_is_said_in_one_line_or_not_at_all(monkeypatch, capfd
             runs.in_one_line(type(error), error, None)
         assert e.value.code == code
     assert capfd.readouterr().err == ""
+    for error in (MemoryError("1 TiB"), torch.OutOfMemoryError("CUDA out of memory"),
+                  RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")):
+        with pytest.raises(SystemExit, match="error: this does not fit into memory; try smaller"):
+            runs.in_one_line(type(error), error, None)
     mistake = ZeroDivisionError("ours")
     runs.in_one_line(type(mistake), mistake, None)
     assert "ZeroDivisionError: ours" in capfd.readouterr().err

@@ -73,15 +73,18 @@ class RunConfig:
 
 
 # what settings must be, in words and as a test
-AT_LEAST_1 = "at least 1", lambda x: x >= 1
-NOT_NEGATIVE = "0 or more", lambda x: 0 <= x < math.inf
+AT_LEAST_1 = "at least 1, and less than 2^31", lambda x: 1 <= x < 1 << 31
+NOT_NEGATIVE = "0 or more, and less than 2^31", lambda x: 0 <= x < 1 << 31
 BELOW_1 = "in [0, 1)", lambda x: 0 <= x < 1
+NUMBER = "between -2^31 and 2^31", lambda x: not isinstance(x, int | float) or abs(x) < 1 << 31
 RULES = dict(
     batch_size=AT_LEAST_1, gradient_accumulation_steps=AT_LEAST_1, max_iters=AT_LEAST_1,
     eval_interval=AT_LEAST_1, eval_iters=AT_LEAST_1, log_interval=AT_LEAST_1,
-    block_size=AT_LEAST_1, n_layer=AT_LEAST_1, n_head=AT_LEAST_1, n_embd=AT_LEAST_1,
+    block_size=AT_LEAST_1, n_layer=("at least 1, and at most 10000", lambda x: 1 <= x <= 10000),
+    n_head=AT_LEAST_1, n_embd=AT_LEAST_1,
+    max_tokens=("0 (all) or more, and less than 2^53", lambda x: 0 <= x < 1 << 53),
     dropout=BELOW_1, beta1=BELOW_1, beta2=BELOW_1, weight_decay=NOT_NEGATIVE,
-    learning_rate=("more than 0", lambda x: x > 0), min_lr=NOT_NEGATIVE,
+    learning_rate=("more than 0, and finite", lambda x: 0 < x < math.inf), min_lr=NOT_NEGATIVE,
     warmup_iters=NOT_NEGATIVE, lr_decay_iters=NOT_NEGATIVE, grad_clip=NOT_NEGATIVE,
     rho=AT_LEAST_1, kappa=("between 0 and 1", lambda x: 0 <= x <= 1), eta=NOT_NEGATIVE,
     seed=("between 0 and 8388607", lambda x: 0 <= x < 1 << 23),
@@ -448,9 +451,9 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     resuming = any(word.split("=")[0] == "--resume" for word in argv)
     c, checkpoint, out = resume(argv) if resuming else fresh(argv)
-    for name, (words, allowed) in RULES.items():
-        if name in c and not allowed(getattr(c, name)):
-            runs.fail(f"--{name} must be {words}")
+    for name, value in vars(c).items():
+        if not RULES.get(name, NUMBER)[1](value):
+            runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
 
     # where it runs: in one process, or in one of several under torchrun
     device, context, where = runs.setup(c)
