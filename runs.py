@@ -51,6 +51,8 @@ def in_one_line(kind, error, trace):
     if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    if issubclass(kind, BlockingIOError):  # a lock that is taken
+        fail("another process is at work in this folder; wait for it, or name another --out_dir")
     if issubclass(kind, OSError):
         fail(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
@@ -433,7 +435,9 @@ def find_checkpoint(path=None):
     if path.is_dir():
         path = path / "ckpt.pt"
     if not path.exists():
-        fail(f"no checkpoint at {path}")
+        begun = (path.parent / "log.jsonl").exists()
+        hint = f": it ended before its first; start it again with --out_dir {path.parent}"
+        fail(f"no checkpoint at {path}{hint if begun else ''}")
     return path
 
 

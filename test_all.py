@@ -3545,6 +3545,24 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained):
     assert (trained / "cable" / "ckpt.pt").read_bytes() == before
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
+    flags = "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS
+    (home / "run").mkdir()
+    for text in ("", '{"iter": 1, "loss": 9}\n'):
+        (home / "run" / "log.jsonl").write_text(text)
+        said = complaint(home, "train.py", "--resume", "run")
+        assert "ended before its first; start it again with --out_dir run" in said
+    with open(home / "run" / "log.jsonl") as log:  # another process is still at it
+        train.fcntl.flock(log, train.fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError) as e:
+            command(home, "train.py", *flags, "--out_dir", "run")
+    with pytest.raises(SystemExit, match="error: another process is at work in this folder"):
+        runs.in_one_line(e.type, e.value, None)
+    command(home, "train.py", *flags, "--out_dir", "run")
+    assert set(losses(home / "run")[0]) == {1, 2} and losses(home / "run")[0][1] != 9
+    assert "already holds a run" in complaint(home, "train.py", *flags, "--out_dir", "run")
+
+
 @pytest.mark.parametrize("words, says", [
     ("sample.py cable --prompt=", "the prompt is empty"),
     ("sample.py cable --prompt_file gone.txt", "could not read gone.txt"),

@@ -35,6 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import runs
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 @dataclass
 class TrainConfig:
@@ -366,10 +371,19 @@ def load_optimizer(optimizer, checkpoint, out):
 
 
 def another_folder(out, c):
-    """The usual folder holds a run: the first free of out-2, out-3, ... An error if asked for."""
-    if c.out_dir:
+    """
+    The usual folder holds a run: the first free of out-2, out-3, ... If asked for it is an error,
+    except where the run ended before its first checkpoint: nothing to continue, so it starts again.
+    """
+    if c.out_dir and (out / "ckpt.pt").exists():
         runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
                   "--out_dir")
+    if c.out_dir:
+        with open(out / "log.jsonl", "r+") as log:
+            if fcntl:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            log.truncate()
+        return out
     for n in itertools.count(2):
         other = out.with_name(f"{out.name}-{n}")
         other.mkdir(exist_ok=True)
@@ -465,8 +479,6 @@ def main(argv=None):
         task_class = data.find(c.data)
         task = task_class(**{f.name: getattr(c, f.name) for f in fields(task_class) if f.name in c})
         c.data, c.vocab_size = task.data, task.vocab_size
-        if c.vocab_size is None:
-            runs.fail(f"data/{c.data}.py: class Task has no vocab_size")
         torch.manual_seed(c.seed)
         shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
         model = raw_model = module.GPT(module.GPTConfig(**shape)).to(device)
@@ -495,6 +507,8 @@ def main(argv=None):
         except FileExistsError:
             out = another_folder(out, c)
     log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1)
+    if fcntl and not rank:  # a lock that ends with this process, however it ends
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     # compiled, and shared by the processes
     if c.compile == "on" or (c.compile == "auto" and device.type == "cuda"):
@@ -570,4 +584,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     sys.excepthook = runs.in_one_line
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half done is removed
     main()

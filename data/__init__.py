@@ -122,6 +122,8 @@ def load(name):
         raise ValueError(f"{file} has no class Task")
     if cls.batch is Task.batch:
         raise ValueError(f"{file}: class Task has no batch(self, split, batch_size, rng)")
+    if cls.vocab_size is None:
+        raise ValueError(f"{file}: class Task has no vocab_size")
     if cls.kind not in KINDS:
         raise ValueError(f"{file}: kind={cls.kind!r} is not one of {', '.join(KINDS)}")
     if isinstance(cls.splits, str) or len(cls.splits) < 2:
