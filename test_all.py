@@ -1855,7 +1855,7 @@ def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
     monkeypatch.setattr(data.text, "write", full)
     with pytest.raises(ValueError, match="could not prepare.*No space left"):
         data.text.prepare(str(prepared / "one.txt"), "bytes")
-    assert not list((prepared / "prepared").glob("*"))
+    assert {path.suffix for path in (prepared / "prepared").glob("*")} == {".lock"}
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -1970,16 +1970,57 @@ def test_a_hub_corpus_continues_where_it_stopped(prepared, monkeypatch, capsys):
     assert some["tokens"]["train"] == 8100 and sum(some["tokens"].values()) <= 9000
 
 
-def test_two_processes_do_not_share_a_stream(prepared, monkeypatch):
-    monkeypatch.setattr(data.text, "hub", lambda *a, **k: Rows([]))
-    folder, _, _ = data.text.look_up("fineweb_edu", "bytes")
-    work = folder.with_name(f"{folder.name}.partial")
-    work.mkdir(parents=True)
-    lock = data.text.lock_folder(work)
-    with pytest.raises(ValueError, match="another process is preparing this corpus"):
-        data.text.prepare("fineweb_edu", "bytes")
-    lock.close()
-    assert data.text.prepare("fineweb_edu", "bytes")[1]["tokens"]["train"] > 0
+def test_a_preparation_waits_for_the_one_before_it(prepared, capfd):
+    """Six processes on a corpus that is new, and then on one that was touched: all succeed."""
+    docs = Path(documents(prepared / "docs", [f"<{i:02}>" * 500 for i in range(40)]))
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        import data.text
+        data.text.PREPARED = Path({str(prepared / "prepared")!r})
+        print("ready", flush=True)
+        sys.stdin.read(1)
+        print(data.text.Task(data={str(docs)!r}, block_size=8).tokens("train").sum())"""
+    for text in ("<new>", "<more>"):
+        (docs / "00.txt").write_text(text * 500)
+        found = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)]
+        for p in found:
+            assert p.stdout.readline() == "ready\n"
+        for p in found:
+            p.stdin.write("x")
+            p.stdin.flush()
+        sums = [p.communicate(timeout=60)[0] for p in found]
+        assert len(set(sums)) == 1 and [p.returncode for p in found] == [0] * 6
+        folder, = (prepared / "prepared").glob("docs-*-bytes")
+        assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
+    assert capfd.readouterr().err.count("preparing") == 2
+
+
+def test_what_another_reads_is_not_removed_and_what_the_dead_left_is(prepared):
+    docs = Path(documents(prepared / "docs", [f"<{i:02}>" * 50 for i in range(40)]))
+    home = prepared / "prepared"
+    first = data.text.Task(data=str(docs), block_size=8)
+    folder, _, _ = data.text.look_up(str(docs), "bytes")
+    (docs / "00.txt").touch()  # the same text again: the same streams
+    assert data.text.Task(data=str(docs), block_size=8).source == first.source
+    for stray in (f"{folder.name}.partial", "gone-bytes.partial", "older-bytes.partial123",
+                  "fineweb-bytes.partial"):
+        (home / stray).mkdir()
+    (home / "fineweb-bytes.partial" / "progress.json").write_text("{}")
+    (home / "busy-bytes.partial").mkdir()
+    with data.text.locked(home / "busy-bytes"):
+        (docs / "00.txt").write_text("<new>" * 50)
+        second = data.text.Task(data=str(docs), block_size=8)
+    left = {path.name for path in home.glob("*.partial*")}
+    assert left == {"busy-bytes.partial", "fineweb-bytes.partial"}
+    both = {first.source[:16], second.source[:16], "meta.json"}
+    assert {path.name for path in folder.iterdir()} == both
+    del first
+    (docs / "01.txt").write_text("<new>" * 50)
+    third = data.text.Task(data=str(docs), block_size=8)
+    both = {second.source[:16], third.source[:16], "meta.json"}
+    assert {path.name for path in folder.iterdir()} == both
 
 
 def test_missing_datasets_library_is_named(monkeypatch):

@@ -11,8 +11,8 @@ Text, from a known corpus or from your own file or folder, as one long stream of
 
 Every document follows an end-of-text token. Train, val and test never share a document; only where
 there are fewer than three, or holding some out leaves less than half of the text to train on, is it
-cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16, in
-train.bin, val.bin and test.bin, with meta.json beside them.
+cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16: meta.json
+says what they are, and the folder beside it, named by their sha256, has a file a split.
 """
 import argparse
 import hashlib
@@ -22,11 +22,13 @@ import os
 import platform
 import re
 import shutil
+import signal
 import sys
 import sysconfig
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +103,10 @@ class Task(tasks.Task):
             if have < need:
                 raise ValueError(f"{self.data} is too short: its {split} split has {have} tokens "
                                  f"and needs {need}; give more text or a smaller --block_size")
-            self.streams[split] = np.memmap(folder / f"{split}.bin", dtype=np.uint16, mode="r")
+            with open(folder / self.source[:16] / f"{split}.bin", "rb") as f:
+                if fcntl:  # as long as the stream is there, nobody removes its file
+                    fcntl.flock(f, fcntl.LOCK_SH)
+                self.streams[split] = np.memmap(f, dtype=np.uint16, mode="r")
 
     def tokens(self, split):
         """The stream of a split, (N,) uint16."""
@@ -171,7 +176,8 @@ def look_up(data, tokenizer, max_tokens=0):
     folder = PREPARED / f"{name}-{tokenizer}{limit}"
     path = folder / "meta.json"
     meta = json.loads(path.read_text()) if path.exists() else {}
-    return folder, source, meta if meta.get("source") == source else {}
+    ready = meta.get("source") == source and (folder / meta["sha256"][:16]).exists()
+    return folder, source, meta if ready else {}
 
 
 def was_prepared(data, tokenizer, max_tokens, sha256):
@@ -190,29 +196,93 @@ def prepare(data, tokenizer, max_tokens=0):
         return folder, meta
     documents = open_corpus(data)
     encoding = get_encoding(tokenizer)
-    print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
-    # write beside the final place and rename, so that a killed run leaves nothing half done. A
-    # stream (fineweb_edu) takes hours: it keeps one working folder and continues where it was
-    stream = isinstance(documents, HubStream)
-    mine = "" if stream else str(os.getpid())
-    work = folder.with_name(f"{folder.name}.partial{mine}")
     try:
-        counts = write(documents, encoding, work, max_tokens, stream)
-        corpus = data if data in CORPORA else Path(data).name
-        meta = dict(corpus=corpus, tokenizer=tokenizer, vocab_size=encoding.n_vocab, tokens=counts,
-                    source=source, sha256=checksum(work))
-        (work / "meta.json").write_text(json.dumps(meta, indent=1))
-        ready = folder / "meta.json"
-        if not ready.exists() or json.loads(ready.read_text())["source"] != source:
-            # else another process was faster, with the same tokens
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(work, folder)
+        with locked(folder):
+            folder, source, meta = look_up(data, tokenizer, max_tokens)
+            if meta:  # by the process that was waited for
+                return folder, meta
+            print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
+            # a stream (fineweb_edu) takes hours: it keeps its working folder and continues there
+            stream = isinstance(documents, HubStream)
+            clean_up(folder.name)
+            work = folder.with_name(f"{folder.name}.partial")
+            try:
+                counts = write(documents, encoding, work, max_tokens, stream)
+                corpus = data if data in CORPORA else Path(data).name
+                meta = dict(corpus=corpus, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
+                            tokens=counts, source=source, sha256=checksum(work))
+                switch(folder, work, meta)
+            finally:
+                if not stream:
+                    shutil.rmtree(work, ignore_errors=True)
     except OSError as e:
         raise ValueError(f"could not prepare {data}: {e}") from e
-    finally:
-        if not stream:
-            shutil.rmtree(work, ignore_errors=True)
     return folder, meta
+
+
+@contextmanager
+def locked(folder):
+    """One process at a time prepares a folder; the lock ends with its process, however it ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        if fcntl:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another process, which prepares {folder}", file=sys.stderr)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def clean_up(mine):
+    """
+    Remove what dead processes left half done: working folders that nobody has locked, and `mine`,
+    which this process has. A stream's are kept.
+    """
+    for work in PREPARED.glob("*.partial*"):
+        name = work.name[:work.name.rindex(".partial")]
+        if (work / "progress.json").exists():
+            continue
+        with open(work.with_name(f"{name}.lock"), "a") as lock:
+            try:
+                if fcntl and name != mine:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(work, ignore_errors=True)
+            except BlockingIOError:
+                pass  # its process lives
+
+
+def switch(folder, work, meta):
+    """
+    The streams become those of the folder, all at once: they get a folder of their own, named by
+    their hash, and meta.json is replaced. Earlier streams go, except for those being read.
+    """
+    folder.mkdir(exist_ok=True)
+    streams = folder / meta["sha256"][:16]
+    if not streams.exists():
+        os.rename(work, streams)
+    tmp = folder / "meta.json.tmp"
+    tmp.write_text(json.dumps(meta, indent=1))
+    os.replace(tmp, folder / "meta.json")
+    for other in folder.iterdir():
+        if other not in (streams, folder / "meta.json") and not being_read(other):
+            if other.is_dir():
+                shutil.rmtree(other, ignore_errors=True)
+            else:
+                other.unlink()
+
+
+def being_read(streams):
+    """Whether a process has these streams open: it holds a shared lock (see Task)."""
+    try:
+        with open(streams / "train.bin") as f:
+            if fcntl:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # no streams at all
+    return False
 
 
 def checksum(work):
@@ -235,7 +305,6 @@ def write(documents, encoding, work, max_tokens, stream):
     counts = dict.fromkeys(SPLITS, 0)
     quota = quotas(max_tokens)
     filled = SPLITS[:1] if stream else SPLITS  # when these are full, it is enough
-    lock = lock_folder(work) if stream and fcntl else None
     if stream and progress.exists():
         counts = restore(progress, documents)
     files = open_streams(work, counts)
@@ -265,9 +334,6 @@ def write(documents, encoding, work, max_tokens, stream):
     for f in files.values():
         f.close()
     progress.unlink(missing_ok=True)
-    if lock:
-        (work / "lock").unlink()
-        lock.close()
     return counts
 
 
@@ -277,17 +343,6 @@ def quotas(max_tokens):
         return dict.fromkeys(SPLITS, UNLIMITED)
     held_out = round(max_tokens * HELD_OUT)
     return dict(train=round(max_tokens * (1 - 2 * HELD_OUT)), val=held_out, test=held_out)
-
-
-def lock_folder(work):
-    """Keep others out of a working folder: two processes would mix their tokens. -> the lock."""
-    lock = open(work / "lock", "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        raise ValueError(
-            f"another process is preparing this corpus in {work}; wait for it") from e
-    return lock
 
 
 def open_streams(work, counts):
@@ -560,4 +615,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half done is removed
     main()
