@@ -71,11 +71,11 @@ def token_losses(model, stream, T, device, context):
         length = x.size(1)
         cache = runs.new_cache(model, length) if length > piece else None
         loss = []
-        for p in range(0, length, piece):
+        for part, target in zip(runs.in_pieces(x, piece, "window"), y.split(piece, dim=1)):
             with context:
-                logits, _ = model(x[:, p:p + piece], cache=cache)
+                logits, _ = model(part, cache=cache)
             logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
-            loss.append(F.cross_entropy(logits, y[:, p:p + piece], reduction="none"))
+            loss.append(F.cross_entropy(logits, target, reduction="none"))
         losses.append(torch.cat(loss, 1).flatten().cpu())
     return torch.cat(losses).numpy()
 

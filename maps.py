@@ -11,6 +11,7 @@ the position, exp(bias), the row's largest 1: what attention would be if all con
 --kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
 in the head that looks the hardest, one model below the other.
 """
+import io
 import sys
 from pathlib import Path
 
@@ -245,12 +246,14 @@ def steps_legend(fig):
 
 
 def finish(fig, out):
-    """Write the picture aside, then rename it."""
+    """Draw the picture, write it aside, then rename it."""
     out = Path(out)
     out = out if out.suffix else Path(f"{out}.png")
     if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
         runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
-    runs.write_safely(out, lambda tmp: fig.savefig(tmp, format=out.suffix[1:], bbox_inches="tight"))
+    drawn = io.BytesIO()  # Matplotlib's own errors about a full disk are long
+    fig.savefig(drawn, format=out.suffix[1:], bbox_inches="tight")
+    runs.write_safely(out, lambda tmp: tmp.write_bytes(drawn.getvalue()))
     print(f"drew {out}")
 
 

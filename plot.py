@@ -13,6 +13,7 @@ The first model named is drawn boldest. Runs that differ only in the seed become
 range) or one row of dots. Where lines coincide, each shows through: by turns, in dashes.
 What a model attends to and counts is drawn by maps.py.
 """
+import io
 import itertools
 import json
 import math
@@ -197,12 +198,14 @@ def length_axis(ax, lengths):
 
 
 def finish(fig, out, default=None):
-    """Write the picture aside, then rename it."""
+    """Draw the picture, write it aside, then rename it."""
     out = Path(out or default)
     out = out if out.suffix else Path(f"{out}.png")
     if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
         runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
-    runs.write_safely(out, lambda tmp: fig.savefig(tmp, format=out.suffix[1:], bbox_inches="tight"))
+    drawn = io.BytesIO()  # Matplotlib's own errors about a full disk are long
+    fig.savefig(drawn, format=out.suffix[1:], bbox_inches="tight")
+    runs.write_safely(out, lambda tmp: tmp.write_bytes(drawn.getvalue()))
     print(f"drew {out}")
 
 

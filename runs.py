@@ -5,6 +5,7 @@ takes its flags as a list, and ends with SystemExit where a user made a mistake.
 import argparse
 import dataclasses
 import difflib
+import errno
 import functools
 import importlib
 import inspect
@@ -12,8 +13,10 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -362,16 +365,59 @@ def environment():
 # -----------------------------------------------------------------------------
 # files
 
-def write_safely(path, write):
-    """write(tmp) and rename: a full disk or a kill leaves the file as it was. Raises OSError."""
+def write_safely(path, write, size=0):
+    """
+    write(tmp) and rename: a full disk or a kill leaves the file as it was, and what dead processes
+    left beside it goes. size: the bytes it needs, to be said of a full disk. Raises OSError.
+    """
+    remove_strays(path.parent)
     tmp = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
         write(tmp)
         os.replace(tmp, path)
-    except (OSError, RuntimeError) as e:  # torch.save raises RuntimeError when the disk is full
-        raise OSError(f"could not write {path} ({str(e).splitlines()[0]})") from e
+    except (OSError, RuntimeError) as e:
+        why = str(e).partition("\n")[0]
+        # torch.save raises RuntimeError, about its inline_container, where there is no more room
+        if getattr(e, "errno", None) == errno.ENOSPC or "inline_container" in why:
+            need = f"it needs {size / 1e6:,.1f} MB, " if size else ""
+            room = shutil.disk_usage(path.parent).free
+            room += tmp.stat().st_size if tmp.exists() else 0
+            was = "; the previous one is whole" if path.exists() else ""
+            why = f"disk full, or a limit reached: {need}{room / 1e6:,.1f} MB are free{was}"
+        raise OSError(f"could not write {path} ({why})") from e
     finally:
         tmp.unlink(missing_ok=True)
+
+
+def remove_strays(folder):
+    """Remove the half-written files of processes that are no more."""
+    for tmp in folder.glob("*.tmp*"):
+        pid = tmp.name.rpartition(".tmp")[2]
+        if not pid.isdigit() or os.name != "posix":
+            continue
+        try:
+            os.kill(int(pid), 0)  # asks only
+        except (ProcessLookupError, OverflowError):
+            tmp.unlink(missing_ok=True)
+        except OSError:
+            pass  # another user's
+
+
+def in_pieces(idx, size, what):
+    """
+    idx (B, T) -> its parts (B, size or less), one after the other. Between them stderr says how far
+    it is, and how long it will take at most: the time of attention grows with the square of T.
+    """
+    T, start = idx.size(1), time.time()
+    shown = start
+    for p in range(0, T, size):
+        yield idx[:, p:p + size]
+        done, now = min(p + size, T), time.time()
+        if now - shown > 2 and done < T:
+            shown = now
+            left = int((now - start) * ((T / done) ** 2 - 1))
+            print(f"  {what}: {done:,} of {T:,} tokens, eta {left // 60}m{left % 60:02d}s",
+                  file=sys.stderr, flush=True)
 
 
 def write_json(path, value):

@@ -29,7 +29,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=No
     new, text = idx, idx
     for _ in range(max_new_tokens):
         if cached:
-            for part in new.split(runs.piece(model), dim=1):  # a long prompt goes in piece by piece
+            for part in runs.in_pieces(new, runs.piece(model), "prompt"):
                 logits = model(part, cache=cache)[0]
         else:
             logits = model(text)[0]

@@ -10,6 +10,7 @@ import argparse
 import ast
 import contextlib
 import difflib
+import errno
 import functools
 import hashlib
 import http.server
@@ -22,6 +23,7 @@ import math
 import os
 import random
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -2922,7 +2924,7 @@ def exit_code(main, argv):
 
 def sketched(fig, path, **how):
     """In place of savefig, which takes longer than all else in these tests."""
-    path.write_bytes(b"\x89PNG")
+    path.write(b"\x89PNG")
 
 
 @contextlib.contextmanager
@@ -3779,7 +3781,8 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
         path.write_bytes(path.read_bytes()[:1000])
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos\nmore lines")
     monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(OSError, match="could not write run/(best|ckpt).pt .*unexpected pos.$"):
+    with pytest.raises(OSError, match=r"could not write run/(best|ckpt).pt \(disk full, or a "
+                       r"limit reached: it needs 0.\d MB, [\d,.]+ MB are free; the previous one"):
         command(home, "train.py", "--resume", "run", "--max_iters", 5, "--no-evaluate")
     assert {path.name: path.read_bytes() for path in (home / "run").glob("*.pt")} == before
     assert not list((home / "run").glob("*.tmp*"))
@@ -3855,6 +3858,51 @@ def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
     done = subprocess.run([sys.executable, "-c", killed], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "ckpt.pt").read_text() == "whole"
+
+
+def test_what_dead_processes_left_half_written_goes(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"x.png.tmp{dead.pid}", f"y.json.tmp{os.getppid()}", "z.tmp", "notes.tmpl"):
+        (tmp_path / name).write_text("half")
+    runs.write_json(tmp_path / "x.json", {})
+    left = {"x.json", f"y.json.tmp{os.getppid()}", "z.tmp", "notes.tmpl"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_a_full_disk_leaves_the_previous_picture(kind, tmp_path, monkeypatch):
+    """savefig meets a disk with room for 1,000 bytes."""
+    out = tmp_path / f"picture.{kind}"
+    out.write_text("whole")
+    fig, _ = plot.panels(1, 2, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for finish in (plot.finish, maps.finish):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(OSError, match=f"could not write .*picture.{kind}"):
+                finish(fig, out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert out.read_text() == "whole" and list(tmp_path.iterdir()) == [out]
+    plot.plt.close(fig)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def write_bytes(*args):
+        raise full
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="disk full, or a limit reached: .* previous one is whole"):
+        plot.finish(fig, out)
+
+
+def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
+    clock = itertools.count(0, 3)
+    monkeypatch.setattr(runs.time, "time", lambda: next(clock))
+    idx = torch.arange(10)[None]
+    parts = list(runs.in_pieces(idx, 4, "prompt"))
+    assert torch.equal(torch.cat(parts, 1), idx) and [p.size(1) for p in parts] == [4, 4, 2]
+    assert capsys.readouterr().err == ("  prompt: 4 of 10 tokens, eta 0m15s\n"
+                                       "  prompt: 8 of 10 tokens, eta 0m03s\n")
 
 
 @pytest.mark.slow

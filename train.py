@@ -336,9 +336,10 @@ def save(out, best, model, optimizer, state):
                   f"--learning_rate. {out}'s checkpoints are as they were")
     checkpoint = state | dict(model=model.state_dict(), optimizer=optimizer.state_dict(),
                               environment=runs.environment())
-    if best:
-        runs.write_safely(out / "best.pt", lambda tmp: torch.save(checkpoint, tmp))
-    runs.write_safely(out / "ckpt.pt", lambda tmp: torch.save(checkpoint, tmp))
+    copies = 5 if "bema" in state else 3  # weights and two moments; BEMA has two more
+    size = copies * sum(p.nbytes for p in model.parameters())
+    for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
+        runs.write_safely(out / name, lambda tmp: torch.save(checkpoint, tmp), size)
 
 
 def restore(checkpoint, out, model, optimizer, state, rank):

@@ -11,8 +11,8 @@ Text, from a known corpus or from your own file or folder, as one long stream of
 
 Every document follows an end-of-text token. Train, val and test never share a document; only where
 there are fewer than three, or holding some out leaves less than half of the text to train on, is it
-cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16: meta.json
-says what they are, and the folder beside it, named by their sha256, has a file a split.
+cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16:
+meta.json says what they are, and a folder beside it, named by their sha256, has a file per split.
 """
 import argparse
 import hashlib
