@@ -147,12 +147,12 @@ def make_model(config):
 
 
 def make_task(config):
-    """The task of a flat config; its tokens must be those of the config's model."""
+    """The task of a flat config; where that has a model's vocab_size, it is the task's."""
     try:
         task = data.make(config)
     except ValueError as e:
         fail(e)
-    if config.get("vocab_size", task.vocab_size) != task.vocab_size:
+    if "vocab_size" in config and config["vocab_size"] != task.vocab_size:
         fail(f"{config['data']} has {task.vocab_size} tokens, the model {config['vocab_size']}")
     return task
 
