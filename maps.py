@@ -11,9 +11,7 @@ the position, exp(bias), the row's largest 1: what attention would be if all con
 --kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
 in the head that looks the hardest, one model below the other.
 """
-import io
 import sys
-from pathlib import Path
 
 import matplotlib
 
@@ -151,7 +149,7 @@ def attention(args):
         fig.colorbar(image, ax=row[-1], shrink=0.8)
     fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across",
                  fontsize=11)
-    finish(fig, args.out or path.parent / "attention.png")
+    runs.write_figure(fig, args.out or path.parent / "attention.png")
 
 
 def heads_map(ax, kind, values, head):
@@ -211,7 +209,7 @@ def steps(args):
         strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
     fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
     steps_legend(fig)
-    finish(fig, args.out or "steps.png")
+    runs.write_figure(fig, args.out or "steps.png")
 
 
 def sharpest(layers):
@@ -243,18 +241,6 @@ def steps_legend(fig):
     names = ["the key's step (left)", "its distance (right), the steps from it to the last token",
              "the attention it gets: 0 white, 1 dark red"]
     fig.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
-
-
-def finish(fig, out):
-    """Draw the picture, write it aside, then rename it."""
-    out = Path(out)
-    out = out if out.suffix else Path(f"{out}.png")
-    if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
-        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
-    drawn = io.BytesIO()  # Matplotlib's own errors about a full disk are long
-    fig.savefig(drawn, format=out.suffix[1:], bbox_inches="tight")
-    runs.write_safely(out, lambda tmp: tmp.write_bytes(drawn.getvalue()))
-    print(f"drew {out}")
 
 
 # -----------------------------------------------------------------------------

@@ -13,7 +13,6 @@ The first model named is drawn boldest. Runs that differ only in the seed become
 range) or one row of dots. Where lines coincide, each shows through: by turns, in dashes.
 What a model attends to and counts is drawn by maps.py.
 """
-import io
 import itertools
 import json
 import math
@@ -197,18 +196,6 @@ def length_axis(ax, lengths):
     ax.xaxis.set_minor_locator(plt.NullLocator())
 
 
-def finish(fig, out, default=None):
-    """Draw the picture, write it aside, then rename it."""
-    out = Path(out or default)
-    out = out if out.suffix else Path(f"{out}.png")
-    if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
-        runs.fail(f"cannot draw {out}: use .png, .pdf or .svg")
-    drawn = io.BytesIO()  # Matplotlib's own errors about a full disk are long
-    fig.savefig(drawn, format=out.suffix[1:], bbox_inches="tight")
-    runs.write_safely(out, lambda tmp: tmp.write_bytes(drawn.getvalue()))
-    print(f"drew {out}")
-
-
 # -----------------------------------------------------------------------------
 # text
 
@@ -237,7 +224,7 @@ def lengths(args):
             training_length(ax, length)
         draw(ax, {label: lines[kind] for label, lines in groups.items()}, look)
     legend(axes)
-    finish(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
 def text_runs(path):
@@ -311,7 +298,7 @@ def curves(args):
         draw(ax, lines, look)
     axes[0, 0].set_ylabel("loss (nats)")
     legend(axes)
-    finish(fig, args.out, Path(args.folders[0]) / "curves.png")
+    runs.write_figure(fig, args.out, Path(args.folders[0]) / "curves.png")
 
 
 # -----------------------------------------------------------------------------
@@ -345,7 +332,7 @@ def scores(args):
     else:
         axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
-    finish(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
 def task_runs(path):
@@ -419,7 +406,7 @@ def errors(args):
     legend(axes)
     first = Path(args.paths[0])
     default = first.with_suffix(".steps.png") if first.suffix else first / "errors.png"
-    finish(fig, args.out, default)
+    runs.write_figure(fig, args.out, default)
 
 
 def histories(path):
@@ -463,7 +450,7 @@ def positions(args):
         draw(ax, lines, look)
     axes[0, 0].set_ylabel(metric_label(metric))
     legend(axes)
-    finish(fig, args.out, Path(args.json).with_suffix(f".{metric}.png"))
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(f".{metric}.png"))
 
 
 def distribution_runs(path):
@@ -501,7 +488,7 @@ def trials(args):
         ax.set_ylabel(metric_label(data["metric"]))
     legend(axes[:1])
     legend(axes[1:])
-    finish(fig, args.out, default)
+    runs.write_figure(fig, args.out, default)
 
 
 def search(path):
@@ -591,7 +578,7 @@ def theorem(data, out):
               title=panel["name"])
     for ax in (left, right):
         ax.legend(fontsize=7)
-    finish(fig, out)
+    runs.write_figure(fig, out)
 
 
 # -----------------------------------------------------------------------------
@@ -626,7 +613,7 @@ def attention(args):
     axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
     legend(axes)
     fig.suptitle(environment["gpu"] or environment["cpu"], fontsize=10)
-    finish(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
 def times(path):

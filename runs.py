@@ -9,6 +9,7 @@ import errno
 import functools
 import importlib
 import inspect
+import io
 import json
 import os
 import platform
@@ -418,6 +419,18 @@ def in_pieces(idx, size, what):
             left = int((now - start) * ((T / done) ** 2 - 1))
             print(f"  {what}: {done:,} of {T:,} tokens, eta {left // 60}m{left % 60:02d}s",
                   file=sys.stderr, flush=True)
+
+
+def write_figure(fig, out, default=None):
+    """Draw the picture, write it aside, then rename it."""
+    out = Path(out or default)
+    out = out if out.suffix else Path(f"{out}.png")
+    if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
+        fail(f"cannot draw {out}: use .png, .pdf or .svg")
+    drawn = io.BytesIO()  # Matplotlib's own errors about a full disk are long
+    fig.savefig(drawn, format=out.suffix[1:], bbox_inches="tight")
+    write_safely(out, lambda tmp: tmp.write_bytes(drawn.getvalue()))
+    print(f"drew {out}")
 
 
 def write_json(path, value):

@@ -3877,14 +3877,13 @@ def test_a_full_disk_leaves_the_previous_picture(kind, tmp_path, monkeypatch):
     out.write_text("whole")
     fig, _ = plot.panels(1, 2, 2)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for finish in (plot.finish, maps.finish):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-        try:
-            with pytest.raises(OSError, match=f"could not write .*picture.{kind}"):
-                finish(fig, out)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert out.read_text() == "whole" and list(tmp_path.iterdir()) == [out]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=f"could not write .*picture.{kind}"):
+            runs.write_figure(fig, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert out.read_text() == "whole" and list(tmp_path.iterdir()) == [out]
     plot.plt.close(fig)
     full = OSError(errno.ENOSPC, "No space left on device")
 
@@ -3892,7 +3891,7 @@ def test_a_full_disk_leaves_the_previous_picture(kind, tmp_path, monkeypatch):
         raise full
     monkeypatch.setattr(Path, "write_bytes", write_bytes)
     with pytest.raises(OSError, match="disk full, or a limit reached: .* previous one is whole"):
-        plot.finish(fig, out)
+        runs.write_figure(fig, out)
 
 
 def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
@@ -4184,7 +4183,7 @@ WINDOW = [(".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 4)"),
 def test_maps_and_bench_see_the_edited_attention(fork, copy, monkeypatch, capsys):
     """A window of five keys in the copy of a file: no key beyond it is shown, nor is it fast."""
     monkeypatch.setattr(bench, "extra_memory", lambda *what: None)
-    figures, _ = drawn(monkeypatch, maps), drawn(monkeypatch)
+    figures = drawn(monkeypatch)
     for edits in ([], WINDOW):
         fork("fox", *edits)
         shutil.rmtree(copy / "out", ignore_errors=True)
@@ -4231,10 +4230,10 @@ def test_maps_of_a_model_without_a_literal_form_show_its_attention(copy):
 # -----------------------------------------------------------------------------
 # figures
 
-def drawn(monkeypatch, module=plot):
+def drawn(monkeypatch):
     """A list that the figures go to, instead of to files."""
     figures = []
-    monkeypatch.setattr(module, "finish", lambda fig, *out: figures.append(fig))
+    monkeypatch.setattr(runs, "write_figure", lambda fig, *out: figures.append(fig))
     return figures
 
 
@@ -4400,7 +4399,7 @@ def test_maps_of_a_task_and_of_text(trained, home):
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):
     """Titles, tokens, and under every token the attention that the literal form has."""
-    figures = drawn(monkeypatch, maps)
+    figures = drawn(monkeypatch)
     command(trained, "maps.py", "attention", "tra", "--length", 12)
     axes = [ax for ax in figures[0].axes if ax.get_title()]
     kinds = "attention", "step", "distance", "position"
@@ -4435,7 +4434,7 @@ def test_position_is_the_attention_if_all_contents_were_alike():
 
 def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
     """For every model: bars of steps, the distances, below them the attention of one head."""
-    figures = drawn(monkeypatch, maps)
+    figures = drawn(monkeypatch)
     flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", "--model", "diff", *flags, "--n_embd", 32, "--out_dir", "diff")
     command(home, "maps.py", "steps", trained / "tra", trained / "rope", "diff", "--length", 20)
