@@ -11,6 +11,8 @@ With a = 1 and g = m_h this is ALiBi; without g and with softplus steps it is Fo
 What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code; Eq. 2 and 6 have one head's d
+- K-CABLE's "-log(b^2 + 1), applied to the relative biases" can be read in two ways; both are here
+- in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases; W_c and W_s keep their biases
 """
 import math
@@ -37,15 +39,18 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
     step: str = "relu"        # or softplus: CABLE_NW is then the Forgetting Transformer
-    log_kernel: bool = False  # K-CABLE: -g log(1 + (S_i - S_j)^2), for shallow models
+    log_kernel: str = ""      # K-CABLE: outside, inside (of the query's weight), as VARIANTS say
 
 
-VARIANTS = dict(cable=dict(), cable_nw=dict(weight=False), k_cable=dict(log_kernel=True),
-                cable_nw_softplus=dict(weight=False, step="softplus"))
+VARIANTS = dict(
+    cable=dict(), cable_nw=dict(weight=False),
+    cable_nw_softplus=dict(weight=False, step="softplus"),
+    k_cable=dict(log_kernel="outside"),         # -g_i log(1 + (S_i - S_j)^2), for shallow models
+    k_cable_inside=dict(log_kernel="inside"))   # -log(1 + (g_i (S_i - S_j))^2)
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -54,7 +59,7 @@ EQUATION = "logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a)"
 STEP = "a_k = relu(x_k W_c): the key decides"
 
 
-def literal(q, k, v, S, g=None, log_kernel=False):
+def literal(q, k, v, S, g=None, log_kernel=""):
     """The equation as written, T x T: cable_attention's arguments -> its output, its parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
@@ -62,13 +67,14 @@ def literal(q, k, v, S, g=None, log_kernel=False):
     step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
     distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
     g = 1 if g is None else g[..., None]
-    bias = -g * (torch.log(1 + distance**2) if log_kernel else distance)
+    bias = -g * (torch.log(1 + distance**2) if log_kernel == "outside" else distance)
+    bias = -torch.log(1 + bias**2) if log_kernel == "inside" else bias
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=False):
+def cable_attention(q, k, v, S, g=None, log_kernel=""):
     """
     The same in blocks of query rows: softmax(q k^T / sqrt(d) - g_i (S_i - S_j)) v, causal (Eq. 7).
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
@@ -84,9 +90,11 @@ def cable_attention(q, k, v, S, g=None, log_kernel=False):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device)
         distance = S[:, :, start:end, None] - S[:, :, None, :end]           # (B, H, rows, end)
-        if log_kernel:
+        if log_kernel == "outside":
             distance = torch.log1p(distance * distance)
         bias = -g[:, :, here, None] * distance
+        if log_kernel == "inside":
+            bias = -torch.log1p(bias * bias)
         mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
         y.append(F.scaled_dot_product_attention(
             q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
@@ -161,8 +169,10 @@ class Block(nn.Module):
 
     def forward(self, x, *args):
         if self.post:
-            x = self.ln_1(x + self.attn(x, *args))
-            return self.ln_2(x + self.mlp(x))
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
         x = x + self.attn(self.ln_1(x), *args)
         return x + self.mlp(self.ln_2(x))
 
@@ -180,7 +190,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         for module in self.modules():

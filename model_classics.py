@@ -29,7 +29,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     pe: str = "rope"        # learned sinusoidal rope alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last entry beyond block_size, else add nothing
@@ -300,8 +300,10 @@ class Block(nn.Module):
 
     def forward(self, x, *args):
         if self.post:
-            x = self.ln_1(x + self.attn(x, *args))
-            return self.ln_2(x + self.mlp(x))
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
         x = x + self.attn(self.ln_1(x), *args)
         return x + self.mlp(self.ln_2(x))
 
@@ -319,7 +321,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         pe = ENCODINGS[config.pe]

@@ -9,6 +9,7 @@ Differential Transformer: two attention maps, the second subtracted from the fir
 
 q1, q2 are the halves of q, k1, k2 those of k, each turned by RoPE.
 What differs from the paper, and why:
+- both exponents of lambda stop at 20: beyond, it would be infinity minus infinity
 - as many heads as the other models, each with two maps of half its size, where the paper halves
   the number of heads: parameters and FLOPs are equal, and n_head means the same in every table
 """
@@ -30,7 +31,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))
+    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
 
 
@@ -131,8 +132,8 @@ class CausalSelfAttention(nn.Module):
         k = torch.cat([rotate(half, pos) for half in k.chunk(2, dim=-1)], -1)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        first, second = (self.l_q1 * self.l_k1).sum().exp(), (self.l_q2 * self.l_k2).sum().exp()
-        lam = first - second + self.l_init
+        first, second = (self.l_q1 * self.l_k1).sum(), (self.l_q2 * self.l_k2).sum()
+        lam = first.clamp(max=20).exp() - second.clamp(max=20).exp() + self.l_init
         y = diff_attention(q, k, v, lam)
         y = (1 - self.l_init) * self.ln_head(y.to(x.dtype))
         y = y.transpose(1, 2).reshape(B, T, C)
@@ -161,8 +162,10 @@ class Block(nn.Module):
 
     def forward(self, x, *args):
         if self.post:
-            x = self.ln_1(x + self.attn(x, *args))
-            return self.ln_2(x + self.mlp(x))
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
         x = x + self.attn(self.ln_1(x), *args)
         return x + self.mlp(self.ln_2(x))
 
@@ -181,7 +184,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         for module in self.modules():

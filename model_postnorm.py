@@ -5,14 +5,19 @@ shrinking; the question is where the norms sit.
 
     x = Emb(t);  if peri_init: x = N(x)
     for F in [Attn, MLP] * n_layer:
-      pre:              x = x + F(N(x))
+      pre, pre_final:   x = x + F(N(x))
+      output:           x = x + N(Attn(x)),  x = x + MLP(x)
       post:             x = N(x + F(x))
       peri, peri_init:  x = x + N(F(N(x)))
-    logits = (N(x) if peri or peri_init else x) U
+    logits = (N(x) if pre_final, peri or peri_init else x) U
+
+The paper's "pre" has no norm before the unembedding U, and each of its other schemes has a norm
+somewhere after the attention. So two controls belong beside them: pre_final, GPT-2's pre-norm, and
+output, a norm on the attention's output alone.
 
 What differs from the paper, and why:
-- "pre" has no norm before the unembedding, which would resharpen by itself; final_norm=True adds
-  it: then "pre" is the other files' "pre", as "post" is their "post", but for eps
+- pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
+  the embeddings too, as TRA's authors have it
 - norms have eps = 1e-8: at the start the attention output's mean square is about 1e-7
 - RoPE, as in the paper's Dyck and Tomita models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
@@ -35,14 +40,14 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "post"      # pre, post, peri, peri_init
+    norm: str = "post"      # one of SCHEMES, as above
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
-    final_norm: bool = False  # pre: a norm before the unembedding
     pe: str = "rope"         # or nope, as the set complement task has it
 
 
-SCHEMES = ("pre", "post", "peri", "peri_init")
-VARIANTS = dict(postnorm=dict(), prenorm=dict(norm="pre"), perinorm=dict(norm="peri"),
+SCHEMES = ("pre", "pre_final", "output", "post", "peri", "peri_init")
+VARIANTS = dict(postnorm=dict(), prenorm=dict(norm="pre"), prefinalnorm=dict(norm="pre_final"),
+                outputnorm=dict(norm="output"), perinorm=dict(norm="peri"),
                 periinitnorm=dict(norm="peri_init"))
 
 
@@ -52,8 +57,6 @@ def norm(config, wanted):
 
 def residual(x, f, scheme, before, after):
     """One update of the residual stream by f, with the norms where the scheme has them."""
-    if scheme == "pre":
-        return x + f(before(x))
     if scheme == "post":
         return after(x + f(x))
     return x + after(f(before(x)).to(x.dtype))  # .to: autocast's bfloat16 is too coarse for a norm
@@ -164,8 +167,11 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config, layer)
         self.mlp = MLP(config)
         self.scheme = config.norm
-        self.before = nn.ModuleList(norm(config, config.norm != "post") for _ in range(2))
-        self.after = nn.ModuleList(norm(config, config.norm != "pre") for _ in range(2))
+        before = config.norm not in ("output", "post")
+        after = config.norm in ("post", "peri", "peri_init")
+        self.before = nn.ModuleList(norm(config, before) for _ in range(2))
+        self.after = nn.ModuleList([norm(config, after or config.norm == "output"),
+                                    norm(config, after)])
 
     def forward(self, x, *args):
         x = residual(x, lambda x: self.attn(x, *args), self.scheme, self.before[0], self.after[0])
@@ -179,8 +185,6 @@ class GPT(nn.Module):
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
         if config.norm not in SCHEMES:
             raise ValueError(f"norm={config.norm!r} is not one of {', '.join(SCHEMES)}")
-        if config.final_norm and config.norm != "pre":
-            raise ValueError(f"final_norm is for norm=pre; norm={config.norm} has its own")
         if config.pe not in ("rope", "nope"):
             raise ValueError(f"pe={config.pe!r} is not one of rope, nope")
         if config.pe == "rope" and config.n_embd // config.n_head % 2:
@@ -188,11 +192,9 @@ class GPT(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
-        first = config.norm == "peri_init"
-        final = config.final_norm or config.norm in ("peri", "peri_init")
-        self.ln_0 = norm(config, first)
+        self.ln_0 = norm(config, config.norm == "peri_init")
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = norm(config, final)
+        self.ln_f = norm(config, config.norm in ("pre_final", "peri", "peri_init"))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         for module in self.modules():

@@ -14,6 +14,7 @@ What differs from the paper, and why:
   a row equal weights on every key, those of the future included: a leak
 - norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook
   has both, and the results lean on them (`python reproduce.py tra_norm`)
+- every head has its own delta; Eq. 8 has one
 - backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E
 - M and C have no gradient: a step function has none
 """
@@ -41,7 +42,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "post"      # pre: x + F(N(x)), post: N(x + F(x))
+    norm: str = "post"      # pre: x + F(N(x)), post: N(x) + F(N(x))
     qk_norm: bool = True    # RMS-normalise q and k per head, without a learned scale
 
 
@@ -151,8 +152,10 @@ class Block(nn.Module):
 
     def forward(self, x, *args):
         if self.post:
-            x = self.ln_1(x + self.attn(x, *args))
-            return self.ln_2(x + self.mlp(x))
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
         x = x + self.attn(self.ln_1(x), *args)
         return x + self.mlp(self.ln_2(x))
 
@@ -168,7 +171,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         for module in self.modules():

@@ -72,7 +72,7 @@ import reproduce
 import runs
 import sample
 import train
-from experiments import learned_hard, minimal, tables
+from experiments import learned_hard, minimal, tables, tra_variants
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -135,15 +135,21 @@ def zero(b, h, i, j):
     return 0.0
 
 
-def cable_formula(q, k, v, S, g=None, log_kernel=False):
-    """CABLE's Eq. 5 and 7: -g_i (S_i - S_j); K-CABLE: -g_i log(1 + (S_i - S_j)^2)."""
+def cable_formula(q, k, v, S, g=None, log_kernel=""):
+    """
+    CABLE's Eq. 5 and 7: -g_i (S_i - S_j). K-CABLE: -g_i log(1 + (S_i - S_j)^2), or
+    -log(1 + (g_i (S_i - S_j))^2).
+    """
     first = k.size(2) - q.size(2)
 
     def bias(b, h, i, j):
         distance = (S[b, h, i] - S[b, h, j]).item()
-        if log_kernel:
+        weight = 1.0 if g is None else g[b, h, i - first].item()
+        if log_kernel == "inside":
+            return -math.log(1 + (weight * distance)**2)
+        if log_kernel == "outside":
             distance = math.log(1 + distance**2)
-        return -distance if g is None else -g[b, h, i - first] * distance
+        return -weight * distance
     return naive(q, k, v, bias)
 
 
@@ -226,7 +232,8 @@ def classic_formula(name, q, k, v, pe):
 
 CLASSICS = ("rope", "alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
-CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw", "fox",
+CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw", "k_cable_inside",
+         "fox",
          *COPE, "tra", "diff"]
 
 
@@ -247,8 +254,8 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return model_classics, formula, [q, k, v, pe.bias]
     if "cable" in case:
         weight = None if "nw" in case else F.softplus(z[..., Tk - Tq:])
-        return model_cable, cable_formula, [
-            q, k, v, a.relu().cumsum(-1), weight, case.startswith("k_")]
+        kernel = "inside" if "inside" in case else "outside" if case.startswith("k_") else ""
+        return model_cable, cable_formula, [q, k, v, a.relu().cumsum(-1), weight, kernel]
     if case == "fox":
         return model_fox, fox_formula, [q, k, v, F.logsigmoid(z).cumsum(-1)]
     if case == "tra":
@@ -591,7 +598,7 @@ def by_hand(model, n, x):
 @pytest.mark.parametrize("name, changes", [
     ("nope", {}), ("nope", dict(qk_norm=True)), ("rope", {}), ("alibi", {}), ("kerple", {}),
     ("relative", {}), ("cable", {}), ("cable", dict(qk_norm=True)), ("cable_nw", {}),
-    ("k_cable", {}), ("cable_nw_softplus", {}), ("fox", {}), ("tra", {}),
+    ("k_cable", {}), ("k_cable_inside", {}), ("cable_nw_softplus", {}), ("fox", {}), ("tra", {}),
     ("tra", dict(qk_norm=False)), ("cope", {}), ("cope", dict(share=False)),
     ("cope", dict(qk_norm=True)), ("cope_val", {}),
     ("cope_sep", {}), ("diff", {}), ("postnorm", {}), ("postnorm", dict(pe="nope", qk_norm=True))])
@@ -662,42 +669,64 @@ def test_backbone_initialisation():
     assert sum(p.numel() for p in model.parameters()) == 824608  # "about 0.8M"
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "peri_init"])
+def N(x, layer, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * layer.weight
+
+
+def mlp_by_hand(x, layer):
+    return F.gelu(x @ layer.c_fc.weight.T) @ layer.c_proj.weight.T
+
+
+@pytest.mark.parametrize("scheme", model_postnorm.SCHEMES)
 def test_norm_schemes_by_hand(scheme):
     model = make("postnorm", norm=scheme).double()
+    for name, p in model.named_parameters():  # gains of 1 would hide a norm that is used twice
+        if p.dim() == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
     idx = torch.randint(0, 61, (2, 13))
-
-    def N(x, layer):
-        return x / (x.square().mean(-1, keepdim=True) + 1e-8).sqrt() * layer.weight
-
-    def mlp(x, layer):
-        return F.gelu(x @ layer.c_fc.weight.T) @ layer.c_proj.weight.T
     with torch.no_grad():
         x = model.wte.weight[idx]
         if scheme == "peri_init":
-            x = N(x, model.ln_0)
+            x = N(x, model.ln_0, 1e-8)
         for layer, block in enumerate(model.h):
             updates = (lambda x, layer=layer: by_hand(model, layer, x),
-                       lambda x, block=block: mlp(x, block.mlp))
+                       lambda x, block=block: mlp_by_hand(x, block.mlp))
             for n, f in enumerate(updates):
-                if scheme == "pre":
-                    x = x + f(N(x, block.before[n]))
+                if scheme in ("pre", "pre_final"):
+                    x = x + f(N(x, block.before[n], 1e-8))
+                elif scheme == "output":
+                    x = x + (N(f(x), block.after[n], 1e-8) if n == 0 else f(x))
                 elif scheme == "post":
-                    x = N(x + f(x), block.after[n])
+                    x = N(x + f(x), block.after[n], 1e-8)
                 else:
-                    x = x + N(f(N(x, block.before[n])), block.after[n])
-        if scheme.startswith("peri"):
-            x = N(x, model.ln_f)
+                    x = x + N(f(N(x, block.before[n], 1e-8)), block.after[n], 1e-8)
+        if scheme in ("pre_final", "peri", "peri_init"):
+            x = N(x, model.ln_f, 1e-8)
         close(model(idx)[0], x @ model.wte.weight.T, 1e-5)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_pre_and_post_are_those_of_the_other_files(norm):
-    model, other = make("postnorm", norm=norm, final_norm=norm == "pre"), make("rope", norm=norm)
-    where = "before" if norm == "pre" else "after"
+@pytest.mark.parametrize("name", ["nope", "fox", "tra", "rope"])
+def test_post_norm_of_the_other_files_by_hand(name):
+    """TRA's authors': a norm on the embeddings, then one on every sum, the last before the head."""
+    model = make(name, norm="post").double()
+    for _, p in model.named_parameters():
+        if p.dim() == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    idx = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        x = N(model.wte.weight[idx], model.h[0].ln_1, 1e-6)
+        for layer, block in enumerate(model.h):
+            x = N(x + by_hand(model, layer, x), block.ln_2, 1e-6)
+            following = model.h[layer + 1].ln_1 if layer + 1 < len(model.h) else model.ln_f
+            x = N(x + mlp_by_hand(x, block.mlp), following, 1e-6)
+        close(model(idx)[0], x @ model.wte.weight.T, 1e-5)
+
+
+def test_pre_final_is_the_other_files_pre():
+    model, other = make("postnorm", norm="pre_final"), make("rope", norm="pre")
     weights = {}
     for name, p in model.state_dict().items():
-        weights[name.replace(f"{where}.0", "ln_1").replace(f"{where}.1", "ln_2")] = p
+        weights[name.replace("before.0", "ln_1").replace("before.1", "ln_2")] = p
     other.load_state_dict(weights)
     idx = torch.randint(0, 61, (2, 20))
     with torch.no_grad():
@@ -708,7 +737,7 @@ def test_pre_and_post_are_those_of_the_other_files(norm):
 # every model
 
 SCHEMES = [(name, norm) for name in MODELS for norm in ("pre", "post")]
-SCHEMES += [("postnorm", "peri"), ("postnorm", "peri_init")]
+SCHEMES += [("postnorm", norm) for norm in ("pre_final", "output", "peri", "peri_init")]
 
 
 @pytest.mark.parametrize("name, norm", SCHEMES)
@@ -806,7 +835,6 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     ("cope", dict(gates="q"), "gates='q' is not one of key, val, sep"),
     ("cope", dict(P=0), "P=0 must be at least 1"),
     ("postnorm", dict(norm="sandwich"), "norm='sandwich' is not one of pre, post, peri, peri_init"),
-    ("postnorm", dict(final_norm=True), "final_norm is for norm=pre; norm=post has its own"),
     ("postnorm", dict(pe="alibi"), "pe='alibi' is not one of rope, nope"),
     ("diff", dict(n_head=16), "head size 2 is not divisible by 4"),
     ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd")])
@@ -921,7 +949,7 @@ def steps_of(B, H, T):
     return (13 * torch.randn(B, H, T)).round() / 64
 
 
-def summed(log_kernel=False):
+def summed(log_kernel=""):
     """cable_attention as a function of its steps instead of their sum."""
     def wrap(f):
         return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g, log_kernel)
@@ -943,16 +971,16 @@ def test_the_cpus_extra_column_is_the_literal_form():
     close(column(q, k, v, S, g), model_cable.literal(q, k, v, S, g)[0], 1e-11)
     assert column(q[:, :, -5:], k, v, S, g[:, :, -5:]) is None
     assert column(*(x.bfloat16() for x in (q, k, v)), S, g) is None
-    assert column(q, k, v, S, g, True) is None
+    assert column(q, k, v, S, g, "outside") is None
     with torch.autocast("cpu", torch.bfloat16):  # it would round S
         assert column(*(x.float() for x in (q, k, v, S, g))) is None
 
 
 @with_kernels
 @pytest.mark.parametrize("Tq, Tk, d, weight, log_kernel", [
-    (1, 1, 16, True, False), (7, 7, 64, False, False), (65, 65, 24, True, True),
-    (150, 150, 64, True, False), (2, 70, 80, True, False), (33, 130, 64, True, False),
-    (30, 110, 16, False, True), (70, 70, 128, True, True)])
+    (1, 1, 16, True, ""), (7, 7, 64, False, ""), (65, 65, 24, True, "outside"),
+    (150, 150, 64, True, ""), (2, 70, 80, True, ""), (33, 130, 64, True, ""),
+    (30, 110, 16, False, "outside"), (70, 70, 128, True, "outside")])
 def test_interpreted_kernel_cable(Tq, Tk, d, weight, log_kernel):
     torch.manual_seed(0)
     H = 2 if Tk < 70 else 1
@@ -986,7 +1014,7 @@ def test_interpreted_kernel_fox(Tq, Tk):
 
 @with_kernels
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
-@pytest.mark.parametrize("log_kernel", [False, True])
+@pytest.mark.parametrize("log_kernel", ["", "outside"])
 def test_interpreted_kernel_half_precision(dtype, tolerance, log_kernel):
     torch.manual_seed(0)
     S, g = steps_of(1, 2, 150).abs().cumsum(-1), F.softplus(torch.randn(1, 2, 150))
@@ -1517,13 +1545,12 @@ def test_variants_of_fields_that_are_not_there(copy, capsys):
 ATTEND = "        y = attention(q, k, v)"
 FORWARD = "    def forward(self, x, cache):"
 LOOP, EMBED = "            x = block(x, cache)", "        x = self.drop(self.wte(idx))"
-NORM = '    norm: str = "pre"       # pre: x + F(N(x)), post: N(x + F(x))'
+NORM = '    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))'
 QK_NORM = "    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale"
 LAYERS = "        for block in self.h:"
 CHECK = '        if config.norm not in ("pre", "post"):'
 REFUSE = '            raise ValueError(f"norm={config.norm!r} is not one of pre, post")'
-LN_F = ('        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" '
-        "else nn.Identity()")
+LN_F = "        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)"
 OWN = dict(
     classics=([FORWARD, ATTEND, EMBED, LAYERS, LOOP],
               r"\bpe\b|\bpos\b|\bstart\b|capped|n_label|ENCODINGS|for layer, block"),
@@ -2540,7 +2567,9 @@ def counted_layer(x, model, layer):
 
     def bias(b, h, i, j):
         gates = torch.sigmoid(gate_keys[b, h, j:i + 1] @ q[b, h, i] / math.sqrt(q.size(3)))
-        p, row = min(gates.sum().item(), c.P - 1), plain[b, h, i]
+        p, row = gates.sum().item(), plain[b, h, i]
+        if c.position != "alibi":  # whose Eq. 10 has no p_max
+            p = min(p, c.P - 1)
         if c.position == "embedding":
             z = row @ pos.pos_emb
             found = z[math.floor(p)] * (1 - p + math.floor(p))
@@ -2591,6 +2620,50 @@ def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
         assert all((p == 0).all() for p in made(name).pos.parameters())
     given = made("cope_alibi", slopes="1,0.5,0.25,0.125").pos[0]
     assert given.m.tolist() == [1, 0.5, 0.25, 0.125] and not list(given.parameters())
+
+
+@pytest.mark.parametrize("distance", ["survivors", "plain", "none"])
+@pytest.mark.parametrize("drop", [True, False])
+def test_the_parts_of_tra(drop, distance):
+    """The threshold and the distance, each with and without the other, pair by pair."""
+    q, k, v = random_qkv(1, 2, 9, 13, 6)
+    q[0, 0, 0] = 0  # no score above 0
+    log_decay = F.logsigmoid(torch.randn(1, 2, 9, dtype=torch.float64))
+    want = torch.zeros(1, 2, 9, 6, dtype=torch.float64)
+    for h, i in itertools.product(range(2), range(9)):
+        scores = [(q[0, h, i] @ k[0, h, j]).item() / math.sqrt(6) for j in range(i + 5)]
+        weights = {}
+        for j, s in enumerate(scores):
+            far = dict(plain=i + 5 - j, none=0, survivors=sum(x > 0 for x in scores[j:]))[distance]
+            if s > 0 or not drop:
+                weights[j] = math.exp(s + far * log_decay[0, h, i].item())
+        for j, weight in weights.items():
+            want[0, h, i] += weight / sum(weights.values()) * v[0, h, j]
+    for rows in (128, 4, 1):
+        tra_variants.ROWS, whole = rows, tra_variants.ROWS
+        close(tra_variants.parts_attention(q, k, v, log_decay, drop, distance), want, 1e-12)
+        tra_variants.ROWS = whole
+    if drop and distance == "survivors":
+        close(model_tra.tra_attention(q, k, v, log_decay), want, 1e-12)
+
+
+def test_tra_taken_apart_and_whole_again():
+    tra, parts = make("tra"), make("tra_plain", distance="survivors")
+    parts.load_state_dict(tra.state_dict())
+    idx = torch.randint(0, 61, (2, 30))
+    with torch.no_grad():
+        close(tra(idx)[0], parts(idx)[0], 1e-5)
+    with pytest.raises(SystemExit, match="distance='far' is not one of survivors, plain, none"):
+        make("tra_plain", distance="far")
+
+
+def test_lambda_of_diff_stays_finite():
+    """Both of its exponentials would be infinite, and their difference not a number."""
+    model = make("diff")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(100)
+        assert model(torch.randint(0, 61, (2, 30)))[0].isfinite().all()
 
 
 def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient(monkeypatch):
@@ -3389,7 +3462,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--n_embd 30 --n_head 4", "n_embd=30 is not divisible by n_head=4"),
     ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
-    ("--model postnorm --final_norm", "final_norm is for norm=pre"),
+    ("--model postnorm --final_norm", "unknown argument --final_norm"),
     ("--model postnorm --norm none", "norm='none' is not one of pre, post, peri, peri_init"),
     ("--model postnorm --pe alibi", "pe='alibi' is not one of rope, nope"),
     ("--model rope --pe abili", "pe='abili' is not one of"),

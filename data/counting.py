@@ -8,9 +8,9 @@ uniform), pass (weight 50), increment (weight 7; uniform over the variables alre
 increment is drawn again, as another operation, where nothing is set or its variable is at 10; the
 operations of a program that sets nothing are also drawn again. Then one of the set variables is
 printed: loss and score count that one answer, a token from 0 to 10. Only the last block_size tokens
-before the answer are kept, as in the paper: of long programs the beginning is lost, and sometimes
-the setting that matters with it. Training has n_train fixed programs; test sets are drawn anew:
-iid, pass100 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
+before the answer are kept, as in the authors' code: of long programs the beginning is lost, and
+sometimes the setting that matters with it. Training has n_train fixed programs; test sets are drawn
+anew: iid, pass100 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
 """
 from dataclasses import dataclass
 from functools import cached_property

@@ -7,7 +7,7 @@ Post-Norm, section 6.4).
 
 A walk repeats its symbol, or switches to the other with probability p_switch where both are legal;
 in an accepting state it may end with probability p_end, so that about half of the strings end by
-100. As in the paper's long validation, the walk continues where it would end, and the target keeps
+100. So that strings get long enough, the walk continues where it would end, and the target keeps
 the true distribution, the end included.
 """
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ AUTOMATA = {
         (2, 3, True),    # 0*1*0*
         (-1, 3, True)],  # 0*1*0*1*
 }
-P_SWITCH = {3: 0.2, 7: 0.01}       # the paper's balance
+P_SWITCH = {3: 0.2, 7: 0.01}
 P_END = {3: 0.0086, 7: 0.00684}
 MAY_BE_ILLEGAL = {3: 1, 7: 0}      # this symbol
 LONG = 460                         # tokens in long, at least

@@ -3,7 +3,7 @@ CoPE's count put to other uses (its Tables 2, 4 and 7): an MLP or ALiBi instead 
 positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
 
     mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation
-    alibi      -m_h p_ij                       slopes m_h given, or learned, from 0
+    alibi      -m_h p_ij, p not cut off        slopes m_h given, or learned, from 0
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
     rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
 
@@ -51,7 +51,7 @@ def literal(q, k, v, position, unturned, gate_keys=None):
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
     gates = qk if gate_keys is None else q @ gate_keys.transpose(-1, -2) / math.sqrt(d)
     step = gates.to(float_type).sigmoid() * (j <= i)
-    distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=position.P - 1)
+    distance = position.clamp(step.flip(-1).cumsum(-1).flip(-1))
     bias = position(unturned, distance)
     if position.relative is not None:
         bias = bias + position.relative.bias(q, i, j)
@@ -79,7 +79,7 @@ def counting_attention(q, k, v, position, unturned, gate_keys=None):
         j = torch.arange(end, device=q.device).flip(0)
         gates = (q[:, :, here] @ gate_keys[:, :, keys].transpose(-1, -2)).to(float_type)
         step = (gates / math.sqrt(d)).sigmoid() * (j <= i)
-        distance = step.cumsum(-1).clamp(max=position.P - 1)
+        distance = position.clamp(step.cumsum(-1))
         bias = position(unturned[:, :, here], distance)
         if position.relative is not None:
             bias = bias + position.relative.bias(q[:, :, here], i, j)
@@ -119,6 +119,9 @@ class Position(nn.Module):
         if config.plus == "relative":
             shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)
             self.relative = Relative(model_classics.GPTConfig(**shape))
+
+    def clamp(self, p):
+        return p if self.kind == "alibi" else p.clamp(max=self.P - 1)  # Eq. 10 has no p_max
 
     def forward(self, q, p):
         if self.kind == "embedding":
@@ -195,7 +198,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6) if config.norm == "pre" else nn.Identity()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         shared = config.share and (config.position != "alibi" or config.slopes)

@@ -16,7 +16,6 @@ at std 0.02, cut off at 2 std; the ranges of the hyper-parameters are ours (its 
 """
 import argparse
 import json
-import math
 import re
 import sys
 import time
@@ -35,7 +34,7 @@ import model_postnorm
 import runs
 from data import auc, binned, tvd
 
-SCHEMES = ("pre", "post", "peri", "peri_init")
+SCHEMES = model_postnorm.SCHEMES
 
 # -----------------------------------------------------------------------------
 # the minimal transformer of the set complement task, and its hard-coded solution
@@ -45,7 +44,7 @@ def residual(x, f, scheme, before, after):
     """x with f added, and the norms where the scheme has them."""
     if scheme == "post":
         return after(x + f(x))
-    if scheme == "pre":
+    if scheme in ("pre", "pre_final"):
         return x + f(before(x))
     if scheme in ("peri", "peri_init"):
         return x + after(f(before(x)))
@@ -57,13 +56,13 @@ class MinimalTransformer(nn.Module):
     One layer, one head, no MLP, no positions (Eq. 3):
     f(t) = B_last + sum_i a_i D_{t_i} / sum_i a_i, with B = E U the embedding times the unembedding,
     a = exp(E W_Q (E W_K)^T) the weights, D = E W_V W_O U. n tokens; d, d_k, d_v are free.
-    norm: none, output (on what the attention adds, nowhere else: Theorem 4.2's remedy alone) or one
-    of SCHEMES. constant=True gives every token the same weight, as the theorem assumes.
+    norm: none or one of SCHEMES; output is Theorem 4.2's remedy alone. constant=True gives every
+    token the same weight, as the theorem assumes.
     """
     def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
         super().__init__()
-        if norm not in ("none", "output", *SCHEMES):
-            raise ValueError(f"norm={norm!r} is not one of none, output, {', '.join(SCHEMES)}")
+        if norm not in ("none", *SCHEMES):
+            raise ValueError(f"norm={norm!r} is not one of none, {', '.join(SCHEMES)}")
         if n < 2 or min(d, d_k, d_v or d) < 1:
             raise ValueError("a minimal transformer needs n >= 2 tokens and d, d_k, d_v >= 1")
         d_v = d if d_v is None else d_v
@@ -90,7 +89,8 @@ class MinimalTransformer(nn.Module):
         x = self.E[idx]
         x = self.first(x) if self.norm == "peri_init" else x
         x = residual(x, self.attend, self.norm, self.before, self.after)
-        return (self.last(x) if self.norm in ("peri", "peri_init") else x) @ self.U
+        final = self.norm in ("pre_final", "peri", "peri_init")
+        return (self.last(x) if final else x) @ self.U
 
 
 def hard_coded(n, c, norm="none", centred=False):
@@ -132,9 +132,14 @@ class MaxRetrieval(nn.Module):
             nn.Linear(1 + classes, width), nn.GELU(), nn.Linear(width, width))
         self.leave = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, classes))
-        self.q = nn.Parameter(torch.randn(width) / math.sqrt(width))
+        self.q = nn.Parameter(torch.empty(width))
         self.before = nn.RMSNorm(width, eps=1e-8) if norm in ("pre", "peri") else nn.Identity()
         self.after = nn.RMSNorm(width, eps=1e-8) if norm in ("post", "peri") else nn.Identity()
+        for name, p in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+            elif name == "q" or p.dim() == 2:
+                nn.init.trunc_normal_(p, std=0.02, a=-0.04, b=0.04)
 
     def forward(self, x):
         """

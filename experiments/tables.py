@@ -93,15 +93,18 @@ def percent(found):
 def task_table(result):
     """Rates in %, beside the paper's."""
     published, rows, heads = result["paper"], [], []
+    first, *longer = result["runs"][0]["scores"]  # the lengths; the paper has the first alone
     for name, *_ in result["columns"]:
         heads += [name, "paper"] if published else [name]
+        heads += [f"{name} {int(T):,}" for T in longer]
     for label, found in grouped(result["runs"], "label").items():
         cells = []
         for n, (_, split, metric) in enumerate(result["columns"]):
-            scores = [s for r in found for s in r["scores"].values()]
-            cells.append(percent([s[split][metric] for s in scores if split in s]))
-            if published:
-                cells.append(f"{published[label][n]:g}" if label in published else "-")
+            for T in (first, *longer):
+                scores = [r["scores"].get(T, {}) for r in found]
+                cells.append(percent([s[split][metric] for s in scores if split in s]))
+                if published and T == first:
+                    cells.append(f"{published[label][n]:g}" if label in published else "-")
         rows.append([label, len(found), *cells])
     return markdown(["model", "seeds", *heads], rows)
 

@@ -4,6 +4,7 @@ eval.json. reproduce.py runs the jobs' commands; what is there already is not ma
 """
 import dataclasses
 import json
+import re
 import shlex
 import shutil
 from functools import partial
@@ -69,13 +70,18 @@ def training(out, label, flags, seed, scale, device, run):
     return found
 
 
+def folder_of(flags, seed):
+    """A run's folder, named by its flags: tables of one group share the runs that they share."""
+    return re.sub(r"[^\w.]+", "-", flags.replace("--model ", "")) + f"-{seed}"
+
+
 def jobs(args, entry, scale, folder):
     """-> {name: function(run)}, one for each row and seed."""
     device = ["--device", args.device] if args.device != "auto" else []
     found = {}
     for label, (flags, n) in scale["rows"].items():
         for seed in range(1337, 1337 + (args.seeds or n)):
-            name = f"{label}-{seed}".replace(" ", "-").replace("/", "_")
+            name = folder_of(flags, seed)
             found[name] = partial(training, folder / name, label, flags, seed, scale, device)
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 
-def column(q, k, v, S, g=None, log_kernel=False):
+def column(q, k, v, S, g=None, log_kernel=""):
     """
     cable_attention of model_cable.py. q, k, v (B, H, T, d); S, g (B, H, T).
     Returns None for what it cannot do: fewer queries than keys, half precision (autocast would

@@ -383,17 +383,19 @@ def backward(ctx, dout, dlse):
 separable.register_autograd(backward, setup_context=save)
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=False):
+def cable_attention(q, k, v, S, g=None, log_kernel=""):
     """
     cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
-    (B, H, Tq) or None for 1 -> (B, H, Tq, d). log_kernel: K-CABLE's f.
+    (B, H, Tq) or None for 1 -> (B, H, Tq, d). log_kernel: K-CABLE's, outside only; else None.
     """
+    if log_kernel == "inside":
+        return None
     check(q, k, v)
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()
     g = g.float().expand(q.shape[:3]).contiguous()
-    return separable(q, k, v, S, g, log_kernel)[0]
+    return separable(q, k, v, S, g, log_kernel == "outside")[0]
 
 
 def fox_attention(q, k, v, F_):

@@ -1,0 +1,97 @@
+"""
+TRA taken apart: its threshold and its distance, each without the other. Which does the work?
+
+    logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i
+
+    drop      keep only the keys with q_i . k_j > 0, as TRA does, or all of them
+    distance  survivors: keys with q . k > 0 from j to i (TRA's C); plain: i - j + 1; none: 0
+
+    tra_plain       drop, plain            the threshold, and an ordinary distance
+    tra_kept        no drop, survivors     the contextual distance, and no threshold
+    tra_no_decay    drop, none             the threshold alone
+    tra_decay       no drop, plain         neither: ALiBi with a slope for each query
+
+Read model_tra.py first; here plainness comes before speed.
+"""
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+import model_tra
+from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
+
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig(model_tra.GPTConfig):
+    drop: bool = True            # remove the keys that do not pass the threshold
+    distance: str = "survivors"  # what is counted: survivors, plain, none
+
+
+VARIANTS = dict(tra_plain=dict(distance="plain"), tra_kept=dict(drop=False),
+                tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"))
+
+EQUATION = "logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i; drop: where q_i . k_j > 0"
+STEP = "1 if q_i . k_k > 0, or 1, or 0"
+
+
+def literal(q, k, v, log_decay, drop=True, distance="survivors"):
+    """parts_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / d**0.5
+    passed = (qk > 0) & seen
+    step = dict(survivors=passed, plain=seen, none=seen & False)[distance]
+    step = step.expand(qk.shape).to(log_decay.dtype)
+    far = step.flip(-1).cumsum(-1).flip(-1)  # summed from j to i
+    kept = passed if drop else seen
+    bias = (far * log_decay[..., None]).masked_fill(~kept, float("-inf"))
+    attention = (qk + bias).masked_fill(~kept, -1e30).softmax(-1) * kept  # no survivor: 0
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=far)
+
+
+def parts_attention(q, k, v, log_decay, drop=True, distance="survivors"):
+    """
+    The same in blocks of query rows, causal.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    log_decay (B, H, Tq), log delta. Returns (B, H, Tq, d).
+    """
+    y, before = [], k.size(2) - q.size(2)
+    for a in range(0, q.size(2), ROWS):
+        b = min(a + ROWS, q.size(2))
+        keys = slice(before + b)
+        y.append(literal(q[:, :, a:b], k[:, :, keys], v[:, :, keys], log_decay[:, :, a:b],
+                         drop, distance)[0])
+    return torch.cat(y, dim=2)
+
+
+class CausalSelfAttention(model_tra.CausalSelfAttention):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.options = config.drop, config.distance
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        y = parts_attention(q, k, v, log_decay, *self.options)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class GPT(model_tra.GPT):
+    def __init__(self, config):
+        if config.distance not in ("survivors", "plain", "none"):
+            raise ValueError(f"distance={config.distance!r} is not one of survivors, plain, none")
+        super().__init__(config)
+        for layer, block in enumerate(self.h):
+            whole, block.attn = block.attn, CausalSelfAttention(config, layer)
+            block.attn.load_state_dict(whole.state_dict())  # its initial weights
