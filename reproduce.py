@@ -149,7 +149,8 @@ def locked(folder):
 def listing(entries):
     for name, entry in entries.items():
         print(name)
-        print(textwrap.fill(entry["about"], 96, initial_indent="    ", subsequent_indent="    "))
+        print(textwrap.fill(entry["about"], 96, initial_indent="    ", subsequent_indent="    ",
+                            break_on_hyphens=False))
         for scale in ("cpu", "paper"):
             if scale in entry:
                 print(f"    --scale {scale:6} {tables.expected(name, entry, scale)}")

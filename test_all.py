@@ -232,9 +232,8 @@ def classic_formula(name, q, k, v, pe):
 
 CLASSICS = ("rope", "alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
-CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw", "k_cable_inside",
-         "fox",
-         *COPE, "tra", "diff"]
+CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw",
+         "k_cable_inside", "fox", *COPE, "tra", "diff"]
 
 
 def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
@@ -680,7 +679,7 @@ def mlp_by_hand(x, layer):
 @pytest.mark.parametrize("scheme", model_postnorm.SCHEMES)
 def test_norm_schemes_by_hand(scheme):
     model = make("postnorm", norm=scheme).double()
-    for name, p in model.named_parameters():  # gains of 1 would hide a norm that is used twice
+    for p in model.parameters():  # gains of 1 would hide a norm that is used twice
         if p.dim() == 1:
             torch.nn.init.uniform_(p, 0.5, 1.5)
     idx = torch.randint(0, 61, (2, 13))
@@ -709,7 +708,7 @@ def test_norm_schemes_by_hand(scheme):
 def test_post_norm_of_the_other_files_by_hand(name):
     """TRA's authors': a norm on the embeddings, then one on every sum, the last before the head."""
     model = make(name, norm="post").double()
-    for _, p in model.named_parameters():
+    for p in model.parameters():
         if p.dim() == 1:
             torch.nn.init.uniform_(p, 0.5, 1.5)
     idx = torch.randint(0, 61, (2, 13))
@@ -834,7 +833,7 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     ("cable", dict(step="elu"), "step='elu' is not one of relu, softplus"),
     ("cope", dict(gates="q"), "gates='q' is not one of key, val, sep"),
     ("cope", dict(P=0), "P=0 must be at least 1"),
-    ("postnorm", dict(norm="sandwich"), "norm='sandwich' is not one of pre, post, peri, peri_init"),
+    ("postnorm", dict(norm="sandwich"), "norm='sandwich' is not one of pre, pre_final, output"),
     ("postnorm", dict(pe="alibi"), "pe='alibi' is not one of rope, nope"),
     ("diff", dict(n_head=16), "head size 2 is not divisible by 4"),
     ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd")])
@@ -1300,8 +1299,8 @@ def fork(copy):
     """fork(name, *edits) -> model_NAME.py edited as model_mine.py, which answers to `mine`."""
     def edit(name, *edits):
         source = (ROOT / f"model_{name}.py").read_text()
-        variants = re.search(r"VARIANTS = dict\(.*?\)\)\n", source, re.S)[0]
-        for old, new in [(variants, "VARIANTS = dict(mine=dict())\n"), *edits]:
+        variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
+        for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
             assert old in source, f"model_{name}.py has no {old!r} to edit"
             source = source.replace(old, new)
         (copy / "model_mine.py").write_text(source)
@@ -2827,7 +2826,7 @@ def test_the_minimal_transformer_is_equation_3(norm, constant):
 
 
 def test_minimal_models_say_what_is_wrong():
-    with pytest.raises(ValueError, match="norm='final' is not one of none, output, pre, post, per"):
+    with pytest.raises(ValueError, match="norm='final' is not one of none, pre, pre_final, outp"):
         minimal.MinimalTransformer(7, 5, norm="final")
     for shape in (dict(n=1, d=5), dict(n=7, d=0), dict(n=7, d=5, d_k=0)):
         with pytest.raises(ValueError, match="needs n >= 2 tokens and d, d_k, d_v >= 1"):
@@ -3463,7 +3462,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
     ("--model postnorm --final_norm", "unknown argument --final_norm"),
-    ("--model postnorm --norm none", "norm='none' is not one of pre, post, peri, peri_init"),
+    ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
     ("--model postnorm --pe alibi", "pe='alibi' is not one of rope, nope"),
     ("--model rope --pe abili", "pe='abili' is not one of"),
     ("--dropout 2", "--dropout must be in [0, 1)"),
@@ -4776,7 +4775,7 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
         _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
         assert re.search(f"133\\d holds a run with {says}", err) and "move it away" in err
     here(flips=first)
-    (home / "out" / "both.cpu" / "cope-1337" / "ckpt.pt").write_bytes(b"cut off")
+    (home / "out" / "both.cpu" / "cope-P-9-1337" / "ckpt.pt").write_bytes(b"cut off")
     _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
     assert "is not a whole checkpoint" in err
 
@@ -4927,7 +4926,7 @@ def test_a_random_search_from_one_command(home, here):
     here(**searches())
     words = "reproduce.py", "postnorm_fig1", "--trials", 2, "--device", "cpu"
     out, _ = command(home, *words)
-    assert out.count("$ python -m experiments.minimal") == 8
+    assert out.count("$ python -m experiments.minimal") == 12
     assert re.search(r"done, .* left\] n-6-trained-on-2-pre: iter 2/2 \| median loss \S+ \|", out)
     result = json.loads((home / "results" / "postnorm_fig1.cpu.json").read_text())
     names = [panel["name"] for panel in result["panels"]]

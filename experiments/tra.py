@@ -28,7 +28,7 @@ def norms(n):
 
 
 def own(n, slow):
-    """Every model with the norms of its own paper: TRA post with QK-norm, the others pre without."""
+    """Every model with its own paper's norms: TRA post with QK-norm, the others pre without."""
     rows = {"tra": (f"--model tra {POST}", n)}
     rows |= {m: (f"--model {m} --norm pre --no-qk_norm", n) for m in MODELS[1:]}
     return rows | {m: (f"--model {m} --norm pre --no-qk_norm {slow}", 1) for m in SLOW}
