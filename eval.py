@@ -8,13 +8,15 @@ every test set.
     python eval.py out/tra-flipflop-nano --lengths 128 1024 --sequences 10000
 
 Text is cut into windows of 1, 2, 4, 8 and 16 x the training length that do not overlap; **every
-length scores the same tokens**. A task's sequences are drawn anew, the same for every model, each
-number with its 95 % interval. Writes a JSON and a figure.
+length scores the same tokens**. Longer windows have fewer tokens with little to look back on: of a
+falling curve that alone may be the reason. --strided leaves it out. A task's sequences are drawn
+anew, the same for every model, each number with its 95 % interval. Writes a JSON and a figure.
 """
 import math
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,31 +43,34 @@ class Run(NamedTuple):
 # -----------------------------------------------------------------------------
 # text: loss by token, at every window length
 
-def windows(stream, T, tokens):
+def windows(stream, T, tokens, step):
     """
-    Cut stream (N + 1,) into windows of T tokens -> batches x, y (B, T) of about so many tokens, y
-    the next ones. What is left at the end is a shorter window, a batch of its own.
+    Cut stream (N + 1,) into windows of T tokens, one every `step` -> batches x, y (B, T) of about
+    so many tokens, y the next ones. What is left at the end is a shorter window, a batch of its
+    own.
     """
     N = len(stream) - 1
-    whole = N // T * T
-    group = max(1, tokens // T) * T
-    for start in range(0, whole, group):
-        end = min(start + group, whole)
-        yield stream[start:end].reshape(-1, T), stream[start + 1:end + 1].reshape(-1, T)
-    if whole < N:
-        yield stream[None, whole:N], stream[None, whole + 1:]
+    starts = np.arange(0, N - T + 1, step)  # of whole windows
+    group = max(1, tokens // T)
+    for n in range(0, len(starts), group):
+        at = starts[n:n + group, None] + np.arange(T)
+        yield stream[at], stream[at + 1]
+    rest = len(starts) * step
+    if rest + T - step < N:
+        yield stream[None, rest:N], stream[None, rest + 1:]
 
 
 @torch.no_grad()
-def token_losses(model, stream, T, device, context):
+def token_losses(model, stream, T, device, context, skip=0):
     """
-    stream (N + 1,) tokens -> (N,) losses, each token seeing only its own window of at most T
-    tokens. Long windows go through the model in pieces, over a cache: memory does not grow with
-    T x T, nor with T x vocabulary.
+    stream (N + 1,) tokens -> (N - skip,) losses, each token seeing only its own window of at most T
+    tokens. Of every window the first `skip` are context alone; the window before has scored them.
+    Long windows go through the model in pieces, over a cache: memory does not grow with T x T, nor
+    with T x vocabulary.
     """
     piece = runs.piece(model)
     losses = []
-    for x, y in windows(stream, T, piece):
+    for x, y in windows(stream, T, piece, T - skip):
         x = torch.from_numpy(x.astype(np.int64)).to(device)
         y = torch.from_numpy(y.astype(np.int64)).to(device)
         length = x.size(1)
@@ -76,8 +81,18 @@ def token_losses(model, stream, T, device, context):
                 logits, _ = model(part, cache=cache)
             logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
             loss.append(F.cross_entropy(logits, target, reduction="none"))
-        losses.append(torch.cat(loss, 1).flatten().cpu())
+        losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
     return torch.cat(losses).numpy()
+
+
+def strided_losses(model, stream, T, longest, device, context):
+    """
+    stream (N + 1,) -> the losses of its tokens from longest // 2 on, the same at every T up to
+    `longest`. Windows overlap by half and only their second half is scored: every token has at
+    least T / 2 to look back on.
+    """
+    skip = T // 2
+    return token_losses(model, stream[longest // 2 - skip:], T, device, context, skip)
 
 
 def position_edges(T, first=16):
@@ -110,34 +125,53 @@ def evaluate_text(args, loaded, device, context, words):
         stream = stream[:tokens + 1]
     lengths = window_lengths(args.lengths, loaded[0].config["block_size"], len(stream), split)
 
-    print(f"perplexity on {len(stream) - 1:,} tokens of {task.meta['corpus']} ({split}), "
+    N, skipped = len(stream) - 1, lengths[-1] // 2
+    print(f"perplexity on {N:,} tokens of {task.meta['corpus']} ({split}), "
           f"the same at every length; {words}")
+    kinds = dict(perplexity=token_losses)
+    if args.strided:
+        print(f"strided: windows that overlap by half, the second halves scored: {N - skipped:,} "
+              "tokens, the same at every length")
+        kinds["strided"] = partial(strided_losses, longest=lengths[-1])
     width = max(len(run.name) for run in loaded)
+    if args.strided:
+        width = max(width, len("  strided"))
     print(" " * width + "".join(f"{T:>10,}" for T in lengths))
     rows = []
     for run in loaded:
         row = describe(run) | dict(perplexity={}, eval_seconds={})
-        note = ""
-        print(f"{run.name:<{width}}", end="", flush=True)
-        for T in lengths:
-            torch.manual_seed(args.seed)
-            start = time.time()
-            try:
-                losses = token_losses(run.model, stream, T, device, context)
-            except ValueError as e:  # an encoding that ends
-                note = f"  {run.name}: {e}"
-                print(f"{'-':>10}", end="", flush=True)
-                continue
-            row["perplexity"][T] = float(np.exp(losses.mean()))
-            row["eval_seconds"][T] = round(time.time() - start, 2)
-            row["by_position"] = by_position(losses, T)  # the longest that worked stays
-            print(f"{row['perplexity'][T]:>10.3f}", end="", flush=True)
-        print()
+        for kind, losses in kinds.items():
+            name = run.name if kind == "perplexity" else f"  {kind}"
+            print(f"{name:<{width}}", end="", flush=True)
+            note = length_row(row, kind, losses, run, stream, lengths, args.seed, device, context)
+            print()
         if note:
             print(note, flush=True)
         if row["perplexity"]:
             rows.append(row)
-    return dict(data=task.meta, split=split, tokens=len(stream) - 1, lengths=lengths, runs=rows)
+    found = dict(data=task.meta, split=split, tokens=N, lengths=lengths, runs=rows)
+    return found | (dict(strided_tokens=N - skipped) if args.strided else {})
+
+
+def length_row(row, kind, losses, run, stream, lengths, seed, device, context):
+    """A line of the table, into row[kind] {length: perplexity} -> why it ends early, if it does."""
+    note, row[kind] = "", {}
+    for T in lengths:
+        torch.manual_seed(seed)
+        start = time.time()
+        try:
+            found = losses(run.model, stream, T, device=device, context=context)
+        except ValueError as e:  # an encoding that ends
+            note = f"  {run.name}: {e}"
+            print(f"{'-':>10}", end="", flush=True)
+            continue
+        row[kind][T] = float(np.exp(found.mean()))
+        seconds = time.time() - start + row["eval_seconds"].get(T, 0)
+        row["eval_seconds"][T] = round(seconds, 2)
+        if kind == "perplexity":
+            row["by_position"] = by_position(found, T)  # the longest that worked stays
+        print(f"{row[kind][T]:>10.3f}", end="", flush=True)
+    return note
 
 
 def text_to_score(args, loaded):
@@ -358,6 +392,10 @@ def parse(argv):
              "1 x on a task")
     add("--tokens", type=int,
         help="text: how much of the split to score; 0 is all (default: 131072)")
+    add("--strided", action="store_true",
+        help="text: also windows that overlap by half, only their second halves scored, so that "
+             "every token has at least half a window to look back on; takes twice as long again, "
+             "so it has to be asked for")
     add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
     add("--split", help="default: test on text, every test split of a task")
     add("--data", help="another corpus, file or folder than the runs were trained on")
@@ -391,6 +429,8 @@ def main(argv=None):
     text = is_text(loaded[0].config)
     if args.sequences and text:
         runs.fail("--sequences is for synthetic tasks; text has --tokens")
+    if args.strided and not text:
+        runs.fail("--strided is for text: a task's sequences are drawn at every length")
     args.sequences = args.sequences or 2000
     evaluate = evaluate_text if text else evaluate_task
     found = evaluate(args, loaded, device, context, words)

@@ -200,7 +200,10 @@ def length_axis(ax, lengths):
 # text
 
 def lengths(args):
-    """Perplexity by length (left), and loss by position in the longest window (right)."""
+    """
+    Perplexity by length (left), in windows that overlap by half where there are such (middle), and
+    loss by position in the longest window (right).
+    """
     data, groups = read(args.json, text_runs)
     for model in args.models or []:
         if model not in groups:
@@ -209,44 +212,57 @@ def lengths(args):
     look = looks(groups)
     for label, lines in committed(data).items():
         groups[label], look[label] = lines, look[next(iter(look))] | COMMITTED
-    fig, axes = panels(2, 5.2, 4.4, sharey=False)
-    left, right = axes[0]
-    length_axis(left, data["lengths"])
-    perplexity_axis(left, [ys for lines in groups.values() for ys in lines["perplexity"][1]])
-    left.set(xlabel="window length (tokens)", ylabel="perplexity",
-             title=f"{data['tokens']:,} tokens, the same at every length")
+    titles = dict(perplexity=f"{data['tokens']:,} tokens, the same at every length")
+    if any("strided" in lines for lines in groups.values()):
+        titles["strided"] = (f"{data['strided_tokens']:,} tokens, each with half a window\n"
+                             "or more to look back on")
+    fig, axes = panels(len(titles) + 1, 5.2, 4.4, sharey=False)
+    *by_length, right = axes[0]
+    for ax, (kind, title) in zip(by_length, titles.items()):
+        length_axis(ax, data["lengths"])
+        found = [lines[kind] for lines in groups.values() if kind in lines]
+        perplexity_axis(ax, [y for _, ys in found for y in ys])
+        ax.set(xlabel="window length (tokens)", ylabel="perplexity", title=title)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)",
               title=f"inside a window of {max(data['lengths']):,} tokens")
-    for ax, kind in ((left, "perplexity"), (right, "loss")):
+    for ax, kind in zip(axes[0], (*titles, "loss")):
         for length in data["trained"]:
             training_length(ax, length)
-        draw(ax, {label: lines[kind] for label, lines in groups.items()}, look)
+        known = {label: lines[kind] for label, lines in groups.items() if kind in lines}
+        draw(ax, known, look)
     legend(axes)
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
 def text_runs(path):
-    """-> what eval.py says about all runs, and {label: its two lines}."""
+    """-> what eval.py says about all runs, and {label: its lines}."""
     data = read_json(path)
     data["trained"] = {r["block_size"] for r in data["runs"]}
     data["runs"][0], data["tokens"], max(data["lengths"]), data["data"]["sha256"]  # all there?
-    return data, {label: two_lines(rows) for label, rows in grouped(data["runs"]).items()}
+    return data, {label: text_lines(rows) for label, rows in grouped(data["runs"]).items()}
 
 
-def two_lines(rows):
-    """Runs that differ in the seed -> (x, ys) of the perplexity by length, and of the loss."""
-    T = [int(T) for T in rows[0]["perplexity"]]
-    perplexity = np.array([list(r["perplexity"].values()) for r in rows], float)
+def text_lines(rows):
+    """
+    Runs that differ in the seed -> (x, ys) of the perplexity by length, of the strided one where
+    all have it, and of the loss by position.
+    """
+    found, kinds = {}, ["perplexity"]
+    if all("strided" in r for r in rows):
+        kinds.append("strided")
+    for kind in kinds:
+        T = [int(T) for T in rows[0][kind]]
+        found[kind] = T, np.array([list(r[kind].values()) for r in rows], float)
     position = [(first + last) / 2 + 1 for first, last, _ in rows[0]["by_position"]]
     loss = np.array([r["by_position"] for r in rows], float)[:, :, 2]
-    return dict(perplexity=(T, perplexity), loss=(position, loss))
+    return found | dict(loss=(position, loss))
 
 
 def committed(data):
     """
-    {label: its two lines} of the run in results/contrast.json, to be seen beside one's own: if it
+    {label: its lines} of the run in results/contrast.json, to be seen beside one's own: if it
     has their setting, and none of them is of its model.
     """
     def parse(path):
@@ -259,7 +275,7 @@ def committed(data):
         label = f"{row['model']} (committed)"
         if row["source"] != data["data"]["sha256"]:
             label = f"{row['model']} (committed,\nPython {row['python']})"
-        return {label: two_lines([row])}
+        return {label: text_lines([row])}
     path = runs.ROOT / "results" / "contrast.json"
     return read(path, parse) if path.exists() else {}
 

@@ -880,6 +880,30 @@ def test_every_length_scores_the_same_tokens():
         assert sorted(seen) == list(range(40)) and losses.shape == (40,)
 
 
+@pytest.mark.parametrize("name", ["cable", "nope"])
+def test_strided_perplexity_is_one_forward_for_every_token(name, monkeypatch):
+    """Every token from the longest window's half on, with T / 2 to T tokens to look back on."""
+    model, cpu, context = make(name), torch.device("cpu"), contextlib.nullcontext()
+    for N, lengths in ((61, (1, 2, 7, 10, 24)), (24, (5, 24)), (30, (10, 20))):
+        ids = torch.from_numpy(np.random.default_rng(0).integers(0, 61, N + 1))
+        longest = max(lengths)
+        for T in lengths:
+            want, step = [], T - T // 2
+            for t in range(longest // 2, N):
+                before = T // 2 + (t - longest // 2) % step  # tokens that it looks back on
+                with torch.no_grad():
+                    logits, _ = model(ids[None, t - before:t + 1])
+                want.append(F.cross_entropy(logits[0, -1], ids[t + 1]))
+                assert T / 2 - 1 < before < T and t - before >= 0
+            for piece in (runs.piece, lambda model: 4):
+                monkeypatch.setattr(runs, "piece", piece)
+                got = evaluation.strided_losses(
+                    model, ids.numpy().astype(np.uint16), T, longest, cpu, context)
+                assert len(got) == N - longest // 2
+                close(torch.from_numpy(got), torch.stack(want), 1e-4)
+                monkeypatch.undo()
+
+
 def test_loss_by_position_bins_cover_the_window_once():
     losses = np.arange(4100) % 2048 * 1.0
     bins = evaluation.by_position(losses, 2048)
@@ -3159,6 +3183,33 @@ def test_several_checkpoints_in_one_table_and_figure(trained, tmp_path):
     assert one["perplexity"]["8"] == both["runs"][0]["perplexity"]["8"]
 
 
+def test_strided_perplexity_beside_the_other(trained, tmp_path, monkeypatch):
+    """In the JSON, a line of the table, a panel of the figure, a row on the page."""
+    words = "eval.py", "cable", "learned", "--lengths", 16, 32, "--tokens", 100, "--strided"
+    figures = drawn(monkeypatch)
+    out, _ = command(trained, *words, "--out", tmp_path / "both")
+    assert "84 tokens, the same at every length" in out
+    found = json.loads((tmp_path / "both.json").read_text())
+    cable, learned = found["runs"]
+    assert found["strided_tokens"] == 84
+    assert list(cable["strided"]) == ["16", "32"] and list(learned["strided"]) == ["16"]
+    shown = [f"{y:.3f}" for y in cable["strided"].values()]
+    assert re.search(rf"^cable .*\n  strided +{shown[0]} +{shown[1]}$", out, re.M)
+    assert re.search(r"^  strided +\d+\.\d+ +-$", out, re.M)
+    titles = [ax.get_title() for ax in figures[0].axes]
+    assert len(titles) == 3 and "84 tokens" in titles[1]
+    points = figures[0].axes[1].lines
+    assert list(cable["strided"].values()) in [list(line.get_ydata()) for line in points]
+    table = tables.text_table(found | dict(paper={}))
+    row, = (line for line in table.splitlines() if line.startswith("| cable, strided |"))
+    assert cells(row)[2:4] == shown and "84 tokens" in table
+    # without it nothing is said of it
+    command(trained, *words[:-1], "--out", tmp_path / "one")
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert one["runs"][0]["perplexity"] == cable["perplexity"] and "strided_tokens" not in one
+    assert len(figures[1].axes) == 2 and "trided" not in tables.text_table(one | dict(paper={}))
+
+
 def test_another_text_is_scored_when_it_is_named(trained, tmp_path):
     (tmp_path / "other.txt").write_text("omega and more of it. " * 400)
     command(trained, "eval.py", "cable", "--data", tmp_path / "other.txt", "--lengths", 16,
@@ -3707,6 +3758,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("eval.py rope --data notes", "rope/ckpt.pt was trained on flipflop, not on"),
     ("eval.py rope cable", "was trained on"),
     ("eval.py cable --sequences 5", "--sequences is for synthetic tasks; text has --tokens"),
+    ("eval.py cable --tokens 30 --lengths 16 32 --strided", "are too few for a window of 32"),
+    ("eval.py rope --strided", "--strided is for text"),
     ("eval.py rope --tokens 100", "--tokens is for text; flipflop has --sequences"),
     ("eval.py rope --lengths 7", "block_size=7 must be even"),
     ("eval.py rope --bema", "has no BEMA weights: it was trained without --bema"),

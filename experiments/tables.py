@@ -63,23 +63,30 @@ def table(result):
 
 
 def text_table(result):
-    """Perplexity by window length."""
+    """Perplexity by window length, and where there is any, in windows that overlap by half."""
     lengths, published = result["lengths"], result["paper"]
     T = result["runs"][0]["block_size"]
     first, last = str(T), str(lengths[-1])
     rows = []
     for model, found in grouped(result["runs"], "model").items():
-        cells = []
-        for n in map(str, lengths):
-            cells.append(spread([r["perplexity"][n] for r in found if n in r["perplexity"]], ".3f"))
-        far = [r["perplexity"] for r in found if last in r["perplexity"]]
-        ratio = f"{statistics.mean(p[last] / p[first] for p in far):.3f}" if far else "-"
-        theirs = published.get(model, ())
-        theirs = f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
-        rows.append([model, len(found), *cells, ratio, theirs])
+        for kind, label in (("perplexity", model), ("strided", f"{model}, strided")):
+            known = [r[kind] for r in found if kind in r]
+            if not known:
+                continue
+            cells = [spread([p[n] for p in known if n in p], ".3f") for n in map(str, lengths)]
+            far = [p[last] / p[first] for p in known if last in p]
+            theirs = published.get(label, ())
+            theirs = f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
+            rows.append([label, len(known), *cells,
+                         f"{statistics.mean(far):.3f}" if far else "-", theirs])
     heads = [f"{n:,}" for n in lengths]
     ratio = f"{lengths[-1]:,} / {T:,}"
-    return markdown(["model", "seeds", *heads, ratio, "paper: 15,360 / 1,024"], rows)
+    text = markdown(["model", "seeds", *heads, ratio, "paper: 15,360 / 1,024"], rows)
+    if "strided_tokens" in result:
+        text += ("\n\nStrided: windows that overlap by half, of which only the second half is "
+                 f"scored, {result['strided_tokens']:,} tokens, the same at every length: each has "
+                 "at least half a window to look back on.")
+    return text
 
 
 def percent(found):

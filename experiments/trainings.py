@@ -89,7 +89,8 @@ def jobs(args, entry, scale, folder):
 def collect(entry, scale, evaluations):
     """What the jobs returned -> the entry's JSON."""
     first = evaluations[0]
-    shared = ("environment", "dtype", "data", "split", "tokens", "lengths", "splits", "sequences")
+    shared = ("environment", "dtype", "data", "split", "tokens", "strided_tokens", "lengths",
+              "splits", "sequences")
     result = {k: first[k] for k in shared if k in first} | dict(paper=entry.get("published", {}))
     if "columns" in entry:
         result["columns"] = entry["columns"]
