@@ -6,6 +6,7 @@ Every table and figure that this repository reproduces, each by one command.
                                                             results/cable_table1.cpu.{json,png}
     python reproduce.py cable_table1 --scale cpu --jobs 2   two trainings at a time
     python reproduce.py postnorm_fig1 --trials 25           a random search
+    python reproduce.py cable_table1 --scale paper --dry_run   what it would do, and cost
 
 It runs the commands that it prints, and skips what is done. Ctrl-C saves what runs; the same
 command continues. What a table is made of is in experiments/, all tables in results/README.md.
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import experiments
 import runs
-from experiments import minimal, tables, trainings
+from experiments import dry_run, minimal, tables, trainings
 
 try:
     import fcntl
@@ -169,6 +170,9 @@ def main(argv=None):
                         help="of every scheme in a random search; default: the entry's")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--dry_run", action="store_true",
+                        help="print every command, build every model without memory, and estimate "
+                             "FLOPs, memory and GPU hours; nothing is run or written")
     args = runs.parse(parser, argv)
     entries = experiments.known()
     if args.entry is None:
@@ -189,6 +193,8 @@ def main(argv=None):
         runs.fail(f"--seeds is not for {args.entry}, which has trials")
     if args.trials and not searching:
         runs.fail(f"--trials is not for {args.entry}, which has seeds")
+    if args.dry_run:
+        return dry_run.show(args, entry, scale)
     again = shlex.join(["python", "reproduce.py", *(sys.argv[1:] if argv is None else argv)])
     try:
         make(args, entry, scale)

@@ -587,16 +587,25 @@ def check_weights(checkpoint):
                 raise ValueError(f"its weights {name} are not finite")
 
 
-def shapes(config):
-    """{name: shape} of the weights that a config's model has, without memory for them."""
+def on_meta(make, *args):
+    """make(*args), a model, on torch's meta device: shapes, and no memory."""
     try:
         with torch.device("meta"):
-            model = make_model(config)
+            return make(*args)
     except (TypeError, RuntimeError) as e:
         if "meta" not in str(e):
             raise
-        model = make_model(config)  # of a model file that needs numbers to be built
-    return {name: x.shape for name, x in model.state_dict().items()}
+    return make(*args)  # of a model file that needs numbers to be built
+
+
+def without_memory(config):
+    """A config's model, without memory for its weights."""
+    return on_meta(make_model, config)
+
+
+def shapes(config):
+    """{name: shape} of the weights that a config's model has."""
+    return {name: x.shape for name, x in without_memory(config).state_dict().items()}
 
 
 def check_text(path, checkpoint):

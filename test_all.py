@@ -72,7 +72,7 @@ import reproduce
 import runs
 import sample
 import train
-from experiments import learned_hard, minimal, tables, tra_variants
+from experiments import dry_run, learned_hard, minimal, tables, tra_variants
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -5053,6 +5053,116 @@ def test_a_diverged_trial_is_counted_and_left_out():
     assert table[2].startswith("| a panel, at 3 | pre | 3 | 1 | 0.3500 | 0.5000 |")
     assert table[3] == "| a panel, at 3 | post | 1 | 1 | - | - | - | - | - |"
     assert table[4].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 0.50 |")
+
+
+# -----------------------------------------------------------------------------
+# reproduce.py: what it would do
+
+def without_running(home, name, *words, code=0):
+    """A dry run -> stdout, stderr; nothing may be written."""
+    before = sorted(home.rglob("*"))
+    said = command(home, "reproduce.py", name, "--dry_run", *words, code=code)
+    assert sorted(home.rglob("*")) == before
+    return said
+
+
+def test_a_dry_run_has_the_commands_that_a_run_has_and_what_they_cost(home, here):
+    rows = experiments.seeds(2, "cable") | experiments.seeds(1, "cope", flags="--n_embd 32")
+    here(flips=entry("--data flipflop", rows, eval="--sequences 20", published={},
+                     columns=[("in", "iid", "exact_match")]))
+    said, _ = without_running(home, "flips", "--device", "cpu")
+    done, _ = command(home, "reproduce.py", "flips", "--device", "cpu")
+    planned, run = (re.findall(r"^\$ python (?:train|eval).*", out, re.M) for out in (said, done))
+    assert planned == run and len(run) == 6 and "2 runs\n" in said and "3 runs," in said
+    assert "On the CPU not measured: 3 runs" in said
+    # by hand: 6 N a token, and attention over 8 keys on average; 1 layer, 16 tokens, 2 steps of 4
+    model = runs.make_model(dict(model="cable", block_size=16, vocab_size=5, n_layer=1, n_head=2,
+                                 n_embd=16))
+    N = sum(p.numel() for p in model.parameters())
+    flops = 2 * 4 * 16 * (6 * N + 6 * 16 * 16)
+    assert f"cable: {N:,} parameters, 2 steps, {flops:.1e} FLOPs, " in said
+    cost = dry_run.estimate(model, 16, 4, 2)
+    assert cost.memory == 16 * N + 64 * (34 * 16 + 10 * 5) and cost.squares == 5 * 2 * 64 * 16
+    assert cost.seconds == 2 * dry_run.LAYER_SECONDS
+    many = dry_run.estimate(model, 16, 4 * 2**30, 2)
+    assert many.seconds == pytest.approx(2**30 * flops / dry_run.THROUGHPUT)
+
+
+@pytest.mark.parametrize("flags, says", [
+    ("--n_embd 15", "n_embd=15 is not divisible by n_head=2"), ("--n_hed 2", "unknown argument"),
+    ("--block_size 7", "must be even"), ("--dropout 2", "--dropout must be in"),
+    ("--size papre", "unknown size 'papre': did you mean paper?")])
+def test_a_dry_run_names_what_cannot_be_built(flags, says, home, here):
+    rows = dict(right=("--model cable", 1), wrong=(f"--model rope {flags}", 2))
+    here(mine=dict(about="A", cpu=dict(train="--data flipflop --n_head 2", eval="", rows=rows)))
+    out, err = without_running(home, "mine", code=1)
+    assert "right: " in out and re.search(f"^wrong cannot be built: .*{re.escape(says)}", out, re.M)
+    line, = err.splitlines()
+    assert line.startswith("error: wrong cannot be built; wrong: ") and says in line
+    assert f"python train.py --model rope {flags}" in line
+    # what eval.py would refuse at the end is found now, too
+    scale = dict(train="--data flipflop", eval="--lengths 63", rows=experiments.seeds(1, "cable"))
+    here(mine=dict(about="A", cpu=scale))
+    assert "block_size=63 must be even" in without_running(home, "mine", code=1)[1]
+
+
+def test_a_dry_run_of_a_text_needs_no_text_and_of_a_search_no_training(home, here):
+    known = experiments.known()
+    here(**{name: known[name] for name in ("cable_table1", "postnorm_fig2")})
+    out, _ = without_running(home, "cable_table1", "--scale", "paper")
+    assert re.search(r"^cable: 44\.7M parameters, 9,000 steps", out, re.M)
+    out, _ = without_running(home, "postnorm_fig2", "--scale", "paper", "--trials", 3)
+    assert out.count("$ python -m experiments.minimal") == 4 and "--trials 3" in out
+
+
+def paper_rows():
+    """(entry, row) of all tables of trainings, the same training once."""
+    found, seen = [], set()
+    for name, one in experiments.known().items():
+        for label, (flags, _) in one["paper"].get("rows", {}).items():
+            key = flags, one["paper"]["train"]
+            if key not in seen:
+                seen.add(key)
+                found.append((name, label))
+    return found
+
+
+@pytest.mark.parametrize("name, label", paper_rows(), ids=lambda x: x.replace(" ", "-"))
+def test_every_row_of_the_papers_sizes_is_built_and_trains(name, label, home):
+    """Whole without memory; two steps with its sizes divided."""
+    scale = experiments.known()[name]["paper"]
+    flags = f"{scale['rows'][label][0]} {scale['train']}".split()
+    cost = dry_run.of_training(flags, scale["eval"].split())
+    assert cost.parameters > 1e4 and cost.memory + cost.squares < 80e9  # an H100
+    c, *_ = train.fresh(flags)
+    T = c.block_size // 16 + c.block_size % 2
+    less = dict(n_embd=8 * c.n_head, n_layer=min(c.n_layer, 2), block_size=T, batch_size=2,
+                max_iters=2, eval_interval=2, eval_iters=1, gradient_accumulation_steps=1)
+    if data.find(c.data).kind == "text":
+        less |= dict(data="notes", tokenizer="bytes")
+    if "max_ops" in c:
+        less |= dict(max_ops=8, n_train=min(c.n_train, 20))
+    flags += [word for k, v in less.items() for word in (f"--{k}", str(v))]
+    command(home, "train.py", *flags, "--out_dir", "run", "--no-evaluate", "--device", "cpu")
+    assert 2 in losses(home / "run")[0] or log_of(home / "run")[-1]["iter"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["postnorm_theorem", *(f"postnorm_fig{n}" for n in range(1, 5))])
+def test_every_search_of_the_papers_sizes_is_built_and_trains(name):
+    one = experiments.known()[name]
+    args = argparse.Namespace(trials=0, device="auto")
+    commands = minimal.commands(args, one, one["paper"], Path("out"))
+    for slug, (settings, trials, _) in commands.items():
+        assert dry_run.of_search(settings, trials).memory < 80e9, slug
+        panel = settings["panel"] | dict(batch_size=2)
+        if "block_size" in panel:
+            panel["block_size"] = max(1, panel["block_size"] // 16)
+        longest = 2 * panel.get("block_size", 16)
+        panel |= dict(longest=longest, at=[longest, longest])
+        small = settings | dict(panel=panel, steps=2, sequences=2)
+        found = minimal.search(small, 1)
+        assert found["trials"][0]["finite"], slug
 
 
 # -----------------------------------------------------------------------------

@@ -217,6 +217,13 @@ def resume(argv):
     return c, checkpoint, path.parent
 
 
+def check_rules(c):
+    """What no run can mean fails in one line."""
+    for name, value in vars(c).items():
+        if not RULES.get(name, NUMBER)[1](value):
+            runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+
+
 # -----------------------------------------------------------------------------
 # log and evaluation
 
@@ -466,9 +473,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     resuming = any(word.split("=")[0] == "--resume" for word in argv)
     c, checkpoint, out = resume(argv) if resuming else fresh(argv)
-    for name, value in vars(c).items():
-        if not RULES.get(name, NUMBER)[1](value):
-            runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+    check_rules(c)
 
     # where it runs: in one process, or in one of several under torchrun
     device, context, where = runs.setup(c)

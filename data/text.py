@@ -87,9 +87,7 @@ class Task(tasks.Task):
     }
 
     def __post_init__(self):
-        self.vocab_size = 257
-        if self.tokenizer == "gpt2":
-            self.vocab_size = 50304  # 50257, padded for the GPU
+        self.vocab_size = vocabulary(self.tokenizer)
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(Path(self.data).expanduser().resolve())
         folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
@@ -123,14 +121,23 @@ class Task(tasks.Task):
 # -----------------------------------------------------------------------------
 # tokens
 
+VOCABULARY = dict(bytes=257, gpt2=50304)  # gpt2's 50257, padded for the GPU
+
+
+def vocabulary(tokenizer):
+    """How many tokens a model of it has. Raises ValueError."""
+    if tokenizer not in VOCABULARY:
+        raise ValueError(f"unknown tokenizer {tokenizer!r}: choose bytes or gpt2")
+    return VOCABULARY[tokenizer]
+
+
 def get_encoding(name):
     """A tiktoken Encoding: `bytes` is built here from 256 ranks, tiktoken downloads `gpt2` once."""
     if name == "bytes":
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
-    if name != "gpt2":
-        raise ValueError(f"unknown tokenizer {name!r}: choose bytes or gpt2")
+    vocabulary(name)
     try:
         return tiktoken.get_encoding("gpt2")
     except OSError as e:  # requests' errors are OSErrors

@@ -370,31 +370,38 @@ def theorem(n=64, gap=10.0, sequences=64):
 # -----------------------------------------------------------------------------
 # for reproduce.py: one command for every panel and scheme
 
-def jobs(args, entry, scale, folder):
-    """-> {name: function(run)}"""
+def commands(args, entry, scale, folder):
+    """-> {name: (settings, how many trials, the command)}"""
     found = {}
     for name, panel in scale["panels"].items():
         for scheme in entry["schemes"]:
             settings = dict(panel=panel, scheme=scheme, steps=scale["steps"],
                             peak=entry.get("peak", 1e-2), seed=1337, sequences=512)
+            settings = json.loads(json.dumps(settings))
             slug = re.sub("[^a-z0-9]+", "-", f"{name} {scheme}".lower())
             trials = args.trials or scale["trials"]
-            path = folder / f"{slug}.json"
-            found[slug] = partial(one_search, settings, trials, path, args.device)
+            words = ["python", "-m", "experiments.minimal", "--panel", json.dumps(panel)]
+            for flag in ("scheme", "steps", "peak", "seed", "sequences"):
+                words += [f"--{flag}", str(settings[flag])]
+            words += ["--trials", str(trials), "--out", str(folder / f"{slug}.json")]
+            if args.device != "auto":
+                words += ["--device", args.device]
+            found[slug] = settings, trials, words
     return found
 
 
-def one_search(settings, trials, path, device, run):
+def jobs(args, entry, scale, folder):
+    """-> {name: function(run)}"""
+    found = {}
+    for slug, one in commands(args, entry, scale, folder).items():
+        found[slug] = partial(one_search, *one, folder / f"{slug}.json")
+    return found
+
+
+def one_search(settings, trials, words, path, run):
     """The search in path, made now or already there."""
-    settings = json.loads(json.dumps(settings))
     if not kept(runs.ROOT / path, settings, trials):
-        words = ["--panel", json.dumps(settings["panel"])]
-        for flag in ("scheme", "steps", "peak", "seed", "sequences"):
-            words += [f"--{flag}", str(settings[flag])]
-        words += ["--trials", str(trials), "--out", str(path)]
-        if device != "auto":
-            words += ["--device", device]
-        run("python", "-m", "experiments.minimal", *words)
+        run(*words)
     return kept(runs.ROOT / path, settings, trials)
 
 

@@ -40,10 +40,16 @@ def check(out, config, words):
                                "move it away, and run this again")
 
 
+def words_of(out, flags, seed, scale, device):
+    """-> the words of the two commands of one row, without where and on what to train."""
+    start = ["python", "train.py", *flags.split(), *scale["train"].split(), "--seed", str(seed)]
+    return start, ["python", "eval.py", str(out), *scale["eval"].split(), *device]
+
+
 def training(out, label, flags, seed, scale, device, run):
     """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
     folder = runs.ROOT / out
-    start = ["python", "train.py", *flags.split(), *scale["train"].split(), "--seed", str(seed)]
+    start, command = words_of(out, flags, seed, scale, device)
     if not (folder / "ckpt.pt").exists():
         shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint
         run(*start, "--out_dir", str(out), "--no-evaluate", *device)
@@ -52,7 +58,6 @@ def training(out, label, flags, seed, scale, device, run):
     if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run("python", "train.py", "--resume", str(out), "--no-evaluate", *device)
     evaluated = folder / "eval.json"
-    command = ["python", "eval.py", str(out), *scale["eval"].split(), *device]
     try:
         newer = evaluated.stat().st_mtime >= (folder / "ckpt.pt").stat().st_mtime
         done = newer and json.loads(evaluated.read_text())["command"] == " ".join(command)
@@ -75,15 +80,33 @@ def folder_of(flags, seed):
     return re.sub(r"[^\w.]+", "-", flags.replace("--model ", "")) + f"-{seed}"
 
 
-def jobs(args, entry, scale, folder):
-    """-> {name: function(run)}, one for each row and seed."""
-    device = ["--device", args.device] if args.device != "auto" else []
-    found = {}
+def planned(args, scale, folder):
+    """-> (label, flags, seed, folder of the run) of every run."""
     for label, (flags, n) in scale["rows"].items():
         for seed in range(1337, 1337 + (args.seeds or n)):
-            name = folder_of(flags, seed)
-            found[name] = partial(training, folder / name, label, flags, seed, scale, device)
+            yield label, flags, seed, folder / folder_of(flags, seed)
+
+
+def jobs(args, entry, scale, folder):
+    """-> {name: function(run)}, one for each row and seed."""
+    device, found = on_device(args), {}
+    for label, flags, seed, out in planned(args, scale, folder):
+        found[out.name] = partial(training, out, label, flags, seed, scale, device)
     return found
+
+
+def commands(args, scale, folder):
+    """-> {label: the two commands of each run}"""
+    device, found = on_device(args), {}
+    for label, flags, seed, out in planned(args, scale, folder):
+        start, score = words_of(out, flags, seed, scale, device)
+        start += ["--out_dir", str(out), "--no-evaluate", *device]
+        found.setdefault(label, []).append((start, score))
+    return found
+
+
+def on_device(args):
+    return ["--device", args.device] if args.device != "auto" else []
 
 
 def collect(entry, scale, evaluations):
