@@ -237,10 +237,11 @@ def interval(count, out_of):
 def task_scores(model, task, split, sequences, seed, device, context):
     """
     Over so many new sequences of a split, the same for every model -> {metric: dict(value, low,
-    high)}; and {metric: (T,) by position}: the total variation distance of a task with a known
-    target, the AUC (NaN where it is not defined) of one with a contrast.
+    high)}; {metric: (T,) by position}: the total variation distance of a task with a known target,
+    the AUC (NaN where it is not defined) of one with a contrast; and {answer: [sequences, the
+    first metric]} where sequences have one answer each.
     """
-    counts, contrast, distance = {}, [], []
+    counts, contrast, distance, answers = {}, [], [], []
     for first in range(0, sequences, CHUNK):
         # training has [seed, step]
         rng = np.random.default_rng([seed, 1 << 41, task.splits.index(split), first])
@@ -256,7 +257,9 @@ def task_scores(model, task, split, sequences, seed, device, context):
                 contrast.append([a.cpu().numpy() for a in task.contrast(logits.float(), x)])
             if task.target:
                 distance.append(data.tvd(logits, task.target(x)).cpu().numpy())
-    scores, positions = {}, {}
+            if task.answer:
+                answers.append(task.answer(x, y).cpu().numpy())
+    scores, positions, found = {}, {}, {}
     for metric, pairs in counts.items():
         count, out_of = (np.concatenate(a) for a in zip(*pairs))
         value, low, high = interval(count, out_of)
@@ -266,7 +269,22 @@ def task_scores(model, task, split, sequences, seed, device, context):
     if task.contrast:
         logit, positive = (np.concatenate(a) for a in zip(*contrast))
         positions["auc"] = data.auc(logit, positive)
-    return scores, positions
+    if task.answer:
+        first = next(iter(counts.values()))
+        found = by_answer(np.concatenate(answers), *(np.concatenate(a) for a in zip(*first)))
+    return scores, positions, found
+
+
+def by_answer(answers, count, out_of):
+    """
+    answers (N,), count (N,) hits out of out_of (N,) trials of each sequence -> {answer: [sequences,
+    rate]}, in order.
+    """
+    found = {}
+    for answer in np.unique(answers):
+        these = answers == answer
+        found[int(answer)] = [int(these.sum()), float(count[these].sum() / out_of[these].sum())]
+    return found
 
 
 def evaluate_task(args, loaded, device, context, words):
@@ -288,7 +306,7 @@ def evaluate_task(args, loaded, device, context, words):
             for split in splits:
                 torch.manual_seed(args.seed)
                 try:
-                    scores, positions = task_scores(
+                    scores, positions, answers = task_scores(
                         run.model, task, split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends
                     print(f"  {split:10}-  {e}")
@@ -297,7 +315,9 @@ def evaluate_task(args, loaded, device, context, words):
                 for metric, values in positions.items():
                     listed = [None if np.isnan(v) else float(v) for v in values]
                     row.setdefault(metric, {}).setdefault(T, {})[split] = listed
-                print_scores(split, scores, positions)
+                if answers:
+                    row.setdefault("by_answer", {}).setdefault(T, {})[split] = answers
+                print_scores(split, scores, positions, answers)
         if any(row["scores"].values()):
             rows.append(row | dict(eval_seconds=round(time.time() - start, 2)))
     about = dict(corpus=name, source=f"data/{name}.py")
@@ -325,8 +345,8 @@ def tasks_to_score(args, loaded):
     return {T: runs.make_task(first.config | dict(block_size=T)) for T in lengths}
 
 
-def print_scores(split, scores, positions):
-    """The table's rows for one split: every metric, then what there is by position."""
+def print_scores(split, scores, positions, answers):
+    """The table's rows for one split: every metric, then what there is by position and answer."""
     start = split
     for metric, found in scores.items():
         value, low, high = (100 * found[k] for k in ("value", "low", "high"))
@@ -338,9 +358,15 @@ def print_scores(split, scores, positions):
         for a, b, mean in zip(edges, edges[1:], data.binned(values, edges)):
             where = f"{a + 1}" if b == a + 1 else f"{a + 1}-{b}"
             cells.append(f"{where}=-" if np.isnan(mean) else f"{where}={mean:.4f}")
-        line = f"{metric} by position: {', '.join(cells)}"
-        print(textwrap.fill(line, 100, initial_indent=" " * 12, subsequent_indent=" " * 14,
-                            break_on_hyphens=False))
+        print_list(f"{metric} by position: {', '.join(cells)}")
+    if answers:
+        cells = [f"{answer}={100 * rate:.2f} of {n:,}" for answer, (n, rate) in answers.items()]
+        print_list(f"{next(iter(scores))} by answer: {', '.join(cells)}")
+
+
+def print_list(line):
+    print(textwrap.fill(line, 100, initial_indent=" " * 12, subsequent_indent=" " * 14,
+                        break_on_hyphens=False))
 
 
 # -----------------------------------------------------------------------------

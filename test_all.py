@@ -2213,6 +2213,54 @@ def test_counting_programs_replayed(split, n):
         assert cut_target.max() == target.max()
 
 
+def test_counting_in_the_tokens_of_the_authors_release():
+    """The same programs: `pass;` is one token, `a ++;` two, and fewer programs are cut."""
+    plain, joined = (data.counting.Task(vars=3, max_ops=40, block_size=162, n_train=200, joined=j)
+                     for j in (False, True))
+    (x, y), (jx, jy) = (task.batch("iid", 200, rng()) for task in (plain, joined))
+    for row, short, target, other in zip(x, jx, y, jy):
+        words, fewer = plain.show(row), [w for w in joined.show(short) if w]
+        apart = " ".join(fewer).replace(";", " ;").replace("  ", " ").split()
+        assert [w for w in words if w] == apart and target.max() == other.max()
+        assert (other != -1).nonzero()[0].tolist() == [len(fewer) - 1]
+        assert fewer.count(";") == fewer.count("=")
+    paper = data.counting.Task.defaults["paper"]
+    cut = []
+    for j in (False, True):
+        task = data.counting.Task(block_size=512, max_ops=512, joined=j)
+        x, y = task.programs(2000, 50, rng())
+        cut.append((y[:, -1] != -1).mean())
+    assert paper["joined"] and cut == pytest.approx([0.53, 0.127], abs=0.03)
+    assert paper["max_iters"] * paper["batch_size"] == 100 * data.counting.Task.n_train
+
+
+def test_errors_by_answer_and_a_constant_guess(home, here):
+    """Of one test set: how many programs have an answer, and how many of them are wrong."""
+    answers = np.array([3, 0, 3, 3, 10])
+    found = evaluation.by_answer(answers, np.array([1.0, 0, 0, 1, 1]), np.ones(5))
+    assert found == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)], 10: [1, 1.0]}
+    x, y = (torch.from_numpy(a) for a in data.counting.Task().batch("iid", 9, rng()))
+    assert data.counting.Task().answer(x, y).tolist() == [row.max() - 10 for row in y]
+    columns = [("in", "iid", "answer_error"), ("pass 10", "pass10", "answer_error")]
+    here(counts=entry("--data counting --n_train 20", experiments.seeds(2, "cope"),
+                      eval="--sequences 100", columns=columns))
+    command(home, "reproduce.py", "counts", "--device", "cpu")
+    result = json.loads((home / "results" / "counts.cpu.json").read_text())
+    first, second = (r["by_answer"]["16"]["pass10"] for r in result["runs"])
+    n = {answer: n for answer, (n, _) in first.items()}
+    assert sum(n.values()) == 100 and all(second[answer][0] == n[answer] for answer in n)
+    total = sum(count * rate for count, rate in first.values()) / 100
+    scores = result["runs"][0]["scores"]["16"]["pass10"]["answer_error"]
+    assert scores["value"] == pytest.approx(total)
+    said = (home / "out" / "counts.cpu").exists() and tables.table(result)
+    row, = (line for line in said.splitlines() if line.startswith("| cope | pass 10 |"))
+    assert cells(row)[2] == f"{100 - max(n.values()):.2f}"
+    head, = (line for line in said.splitlines() if "a constant guess |" in line)
+    for answer, cell in zip(cells(head)[3:], cells(row)[3:]):
+        rates = [one[answer][1] for one in (first, second)] if answer in n else []
+        assert cell == (f"{100 * np.mean(rates):.1f} of {n[answer]}" if rates else "-")
+
+
 def draw_program(g, length, pass_weight):
     """A counting program of two variables, as its docstring says it -> [(what, variable)]."""
     while True:

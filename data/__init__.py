@@ -28,8 +28,8 @@ class Task:
     Settings that do not fit raise ValueError, one line for the user, in __post_init__.
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
-    from `rng` alone: the same seed gives the same batch on every machine. `score`, `target` and
-    `contrast` are given torch tensors.
+    from `rng` alone: the same seed gives the same batch on every machine. `score`, `target`,
+    `contrast` and `answer` are given torch tensors.
     """
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
@@ -49,8 +49,11 @@ class Task:
     #     is known: gives the total variation distance by position
     # contrast(logits, x) -> a logit (B, T), and whether it should be high (B, T): gives the ROC
     #     AUC by position
+    # answer(x, y) -> (B,) int64, of a task in which every sequence has one right answer: gives the
+    #     first metric by answer, and what always giving the commonest one would get
     target = None
     contrast = None
+    answer = None
 
     @cached_property
     def vocab_size(self):

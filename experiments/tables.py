@@ -113,7 +113,37 @@ def task_table(result):
                 if published and T == first:
                     cells.append(f"{published[label][n]:g}" if label in published else "-")
         rows.append([label, len(found), *cells])
-    return markdown(["model", "seeds", *heads], rows)
+    text = markdown(["model", "seeds", *heads], rows)
+    if any("by_answer" in r for r in result["runs"]):
+        text += "\n\n" + answers_table(result)
+    return text
+
+
+def answers_table(result):
+    """
+    The error by answer, and that of a guess: always the answer that is the commonest in the same
+    test set.
+    """
+    rows, known = [], set()
+    for label, found in grouped(result["runs"], "label").items():
+        for name, split, _ in result["columns"]:
+            by_answer = [next(iter(r["by_answer"].values()))[split] for r in found]
+            counts = {answer: n for answer, (n, _) in by_answer[0].items()}
+            known |= counts.keys()
+            cells = {}
+            for answer, n in counts.items():
+                error = statistics.mean(100 * one[answer][1] for one in by_answer)
+                cells[answer] = f"{error:.1f} of {n:,}"
+            guess = 100 * (1 - max(counts.values()) / sum(counts.values()))
+            rows.append((label, name, guess, cells))
+    answers = sorted(known, key=int)
+    lines = []
+    for label, name, guess, cells in rows:
+        shown = [cells.get(answer, "-") for answer in answers]
+        lines.append([label, name, f"{guess:.2f}", *shown])
+    return ("Error (%) by the right answer, and how many programs have it; a constant guess is "
+            "always the commonest of them.\n\n"
+            + markdown(["model", "test set", "a constant guess", *answers], lines))
 
 
 def best_trial(trials, metric, weights):
