@@ -4850,14 +4850,15 @@ def test_a_table_of_perplexities_is_made_continued_and_not_made_again(home, here
 
 def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     columns = [("in", "iid", "exact_match"), ("dense", "dense", "exact_match")]
-    rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", flags="--P 9")
+    rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", flags="--P 9 --max_iters 3")
     first = entry("--data flipflop", rows, eval="--sequences 20", columns=columns, group="both",
                   published={"tra": (100, 99.5), "fox": (3, 4)})
     here(flips=first, others=first)
     command(home, "reproduce.py", "flips", "--device", "cpu")
     result = json.loads((home / "results" / "flips.cpu.json").read_text())
     assert [r["label"] for r in result["runs"]] == ["tra", "tra", "cope"]
-    assert all([it for it, _ in r["history"]] == [1, 2] for r in result["runs"])
+    assert all([it for it, _ in r["history"]] == [1, 2] for r in result["runs"][:2])
+    assert result["runs"][2]["iter"] == 3  # a row's own flag goes before the entry's
     page = (home / "results" / "README.md").read_text()
     scores = [r["scores"]["16"]["dense"]["exact_match"] for r in result["runs"]]
     ys = [100 * s["value"] for s in scores]
@@ -4876,7 +4877,7 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
         _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
         assert re.search(f"133\\d holds a run with {says}", err) and "move it away" in err
     here(flips=first)
-    (home / "out" / "both.cpu" / "cope-P-9-1337" / "ckpt.pt").write_bytes(b"cut off")
+    (home / "out" / "both.cpu" / "cope-P-9-max_iters-3-1337" / "ckpt.pt").write_bytes(b"cut off")
     _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
     assert "is not a whole checkpoint" in err
 
@@ -5147,7 +5148,7 @@ def test_a_dry_run_names_what_cannot_be_built(flags, says, home, here):
     assert "right: " in out and re.search(f"^wrong cannot be built: .*{re.escape(says)}", out, re.M)
     line, = err.splitlines()
     assert line.startswith("error: wrong cannot be built; wrong: ") and says in line
-    assert f"python train.py --model rope {flags}" in line
+    assert f"--model rope {flags} --seed 1337" in line
     # what eval.py would refuse at the end is found now, too
     scale = dict(train="--data flipflop", eval="--lengths 63", rows=experiments.seeds(1, "cable"))
     here(mine=dict(about="A", cpu=scale))
@@ -5179,7 +5180,7 @@ def paper_rows():
 def test_every_row_of_the_papers_sizes_is_built_and_trains(name, label, home):
     """Whole without memory; two steps with its sizes divided."""
     scale = experiments.known()[name]["paper"]
-    flags = f"{scale['rows'][label][0]} {scale['train']}".split()
+    flags = f"{scale['train']} {scale['rows'][label][0]}".split()
     cost = dry_run.of_training(flags, scale["eval"].split())
     assert cost.parameters > 1e4 and cost.memory + cost.squares < 80e9  # an H100
     c, *_ = train.fresh(flags)

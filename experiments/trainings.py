@@ -42,7 +42,8 @@ def check(out, config, words):
 
 def words_of(out, flags, seed, scale, device):
     """-> the words of the two commands of one row, without where and on what to train."""
-    start = ["python", "train.py", *flags.split(), *scale["train"].split(), "--seed", str(seed)]
+    # of a flag that is there twice the last counts: the row's own
+    start = ["python", "train.py", *scale["train"].split(), *flags.split(), "--seed", str(seed)]
     return start, ["python", "eval.py", str(out), *scale["eval"].split(), *device]
 
 
