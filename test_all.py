@@ -2622,6 +2622,7 @@ def test_intervals():
 def counted_layer(x, model, layer):
     """A layer that uses CoPE's count, from its paper's formulas, for every variant (B, T, C)."""
     attn, c, pos = model.h[layer].attn, model.config, model.pos[layer % len(model.pos)]
+    without = c.first and layer > 0
     B, T, C = x.shape
 
     def split(weight):  # -> (B, H, T, d)
@@ -2639,6 +2640,8 @@ def counted_layer(x, model, layer):
     def bias(b, h, i, j):
         gates = torch.sigmoid(gate_keys[b, h, j:i + 1] @ q[b, h, i] / math.sqrt(q.size(3)))
         p, row = gates.sum().item(), plain[b, h, i]
+        if without:
+            return 0.0
         if c.position != "alibi":  # whose Eq. 10 has no p_max
             p = min(p, c.P - 1)
         if c.position == "embedding":
@@ -2656,9 +2659,10 @@ def counted_layer(x, model, layer):
 
 
 @pytest.mark.parametrize("name, changes, tables_of_its_own", [
-    ("cope_mlp", {}, 1), ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_alibi", {}, 2),
-    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_relative", {}, 1), ("cope_rope", {}, 1),
-    ("cope_mlp", dict(gates="val"), 1), ("cope_relative", dict(gates="sep"), 1)])
+    ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
+    ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", {}, 1), ("cope_rope", {}, 1),
+    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_mlp", dict(gates="val"), 1),
+    ("cope_relative", dict(gates="sep"), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_own):
     model, found = make(name, block_size=9, **changes).double(), []
     for block in model.h:

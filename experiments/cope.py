@@ -1,19 +1,31 @@
 """CoPE: Contextual Position Encoding, Learning to Count What's Important"""
+from itertools import product
+
 from experiments import seeds
 
-# Table 7: error in % in distribution and out of it; a row's name is dimension, layers, heads
+# Table 7: error in % in distribution and out of it; a row's name has dimension, layers, heads
 TABLE7 = {
     "cope 256/4/4": (0.03, 4.9), "cope 256/2/4": (0.0, 13.2), "cope 256/4/2": (0.0, 3.0),
     "cope 256/2/2": (0.0, 14.6), "cope 128/4/4": (0.2, 33.2), "cope 128/2/4": (0.03, 22.3),
     "cope 128/4/2": (0.03, 14.5), "cope 128/2/2": (0.02, 24.5),
-    "learned, hard attention": (50.7, 49.1), "cope_mlp": (0.03, 5.9), "alibi 1": (0.0, 11.4),
+    "learned 256/4/4": (6.8, 21.7), "learned 256/2/4": (11.1, 10.6),
+    "learned 256/4/2": (0.1, 18.0), "learned 256/2/2": (13.9, 31.5),
+    "learned 128/4/4": (5.4, 24.8), "learned 128/2/4": (0.08, 19.9),
+    "learned 128/4/2": (0.07, 16.5), "learned 128/2/2": (19.1, 28.6),
+    "rope 256/4/4": (1.8, 20.3), "rope 256/2/4": (5.1, 14.7), "rope 256/4/2": (0.02, 19.0),
+    "rope 256/2/2": (5.4, 19.8), "rope 128/4/4": (0.1, 8.9), "rope 128/2/4": (0.1, 18.2),
+    "rope 128/4/2": (0.02, 17.3), "rope 128/2/2": (14.4, 25.2),
+    "learned, hard attention": (50.7, 49.1), "cope_mlp": (0.03, 5.9),
+    "cope_mlp, first layer": (0.9, 24.3), "alibi 1": (0.0, 11.4),
     "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
-WITHOUT = ("without the rows of absolute PE and RoPE by size, and of the MLP in the first layer "
-           "alone (the paper does not say what its other layers have)")
+FIRST = ("the MLP in the first layer alone: no position in the others, which is inferred, as the "
+         "paper does not say what they have")
 # Appendix C: 10,000 steps, linear decay; "batch size 16" on 8 GPUs is read as 16 on each
 FLIPFLOP = ("--data flipflop --size paper --max_iters 10000 --batch_size 128 --learning_rate 3e-4 "
             "--lr_decay linear --beta2 0.999")
-SMALL_FLIPFLOP = "--data flipflop --lr_decay linear --beta2 0.999"
+SMALL_FLIPFLOP = "--data flipflop --lr_decay linear --beta2 0.999 --max_iters 1000"
+COUNTING = ("trained as in the authors' release; the paper does not say how; tested on 10,000 "
+            "programs, the release on 1,000")
 ERROR_IN_AND_OUT = [("in distribution", "iid", "glitch_rate"),
                     ("out (sparse)", "sparse", "glitch_rate")]
 
@@ -32,18 +44,32 @@ def table7(divide, n):
         return f"--model {model} --n_embd {C // divide} --n_layer {layers} --n_head {heads}"
 
     rows = {}
-    for C in (256, 128):
-        for layers in (4, 2):
-            for heads in (4, 2):
-                count = n if (C, layers, heads) == (256, 4, 4) else 1
-                rows[f"cope {C}/{layers}/{heads}"] = flags("cope", C, layers, heads), count
+    for model, C, layers, heads in product(("cope", "learned", "rope"), (256, 128), (4, 2), (4, 2)):
+        count = n if (C, layers, heads) == (256, 4, 4) else 1
+        rows[f"{model} {C}/{layers}/{heads}"] = flags(model, C, layers, heads), count
     rows["learned, hard attention"] = flags("learned_hard"), 1
     rows["cope_mlp"] = flags("cope_mlp"), 1
+    rows["cope_mlp, first layer"] = flags("cope_mlp_first"), 1
     for name, m in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16)):
         slopes = ",".join(str(m / 2**h) for h in range(4))
         rows[f"alibi {name}"] = f"{flags('cope_alibi')} --slopes {slopes}", n
     rows["alibi learned"] = flags("cope_alibi"), n
     return rows
+
+
+def programs(n, *counts):
+    """CoPE and relative embeddings with so many training programs, n seeds each."""
+    rows = {}
+    for model in ("cope", "relative"):
+        for count in counts:
+            flags = f"--model {model} --vars 1 --n_train {count}"
+            rows[f"{model}, {count:,} programs"] = flags, n
+    return rows
+
+
+def tables_of(n, *sizes):
+    """CoPE with so many positions P, n seeds each."""
+    return {f"P = {P}": (f"--model cope --P {P}", n) for P in sizes}
 
 
 ENTRIES = {
@@ -52,8 +78,9 @@ ENTRIES = {
               "or of strings, these are wrong reads",
         published={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
         columns=ERROR_IN_AND_OUT,
-        cpu=dict(minutes=2, train=SMALL_FLIPFLOP, eval="--sequences 2000",
-                 rows=seeds(1, "cope", "rope", "learned")),
+        cpu=dict(minutes=4, train=SMALL_FLIPFLOP, eval="--sequences 2000",
+                 rows=seeds(3, "cope", "rope")
+                 | seeds(3, "learned", flags="--max_iters 4000")),
         paper=dict(train=FLIPFLOP, eval="--sequences 10000",
                    rows=seeds(3, "cope", "rope", "learned")),
     ),
@@ -63,8 +90,9 @@ ENTRIES = {
                    "cope": (0.0, 0.0, 0.0)},
         columns=[(split, split, "sequence_error") for split in ("iid", "dense", "sparse")],
         cpu=dict(minutes=3, train="--data selective_copy", eval="--sequences 2000",
-                 rows=seeds(1, "cope", flags="--P 64") | seeds(1, "rope", "learned")),
-        paper=dict(train="--data selective_copy --size paper", eval="--sequences 10000",
+                 rows=seeds(3, "cope", flags="--P 64") | seeds(3, "rope", "learned")),
+        paper=dict(note="batch and learning rate are ours, the paper has none",
+                   train="--data selective_copy --size paper", eval="--sequences 10000",
                    rows=seeds(3, "cope", flags="--P 512") | seeds(3, "rope", "learned")),
     ),
     "cope_table3": dict(
@@ -75,16 +103,15 @@ ENTRIES = {
                    "learned 1 var": (5.3,), "learned 3 var": (67.6,), "learned 5 var": (71.5,)},
         columns=[("in distribution", "iid", "answer_error")],
         cpu=dict(
-            note="here one variable, programs of up to 32 operations, never the same one twice",
-            train="--data counting", eval="--sequences 2000",
-            rows=counting(1, ("cope", "relative"), (1,)),
+            note="here one and three variables, programs of up to 32 operations, never the same "
+                 "one twice",
+            minutes=8, train="--data counting", eval="--sequences 2000",
+            rows=counting(3, ("cope", "relative", "learned"), (1, 3)),
             reads=[
                 "`a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2`: run a small program in your "
-                "head. Programs of up to 32 operations, where the paper has 512; 1,000 steps. "
-                "Both errors are small because the programs are short.",
-                "One seed each: no order is claimed.",
+                "head. Programs of up to 32 operations, where the paper has 512; 1,000 steps.",
             ]),
-        paper=dict(train="--data counting --size paper", eval="--sequences 10000",
+        paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative", "learned"), (1, 3, 5))),
     ),
     "cope_table4": dict(
@@ -95,26 +122,46 @@ ENTRIES = {
         columns=[("pass 50", "iid", "answer_error"), ("pass 100", "pass100", "answer_error"),
                  ("pass 10", "pass10", "answer_error")],
         cpu=dict(
-            train="--data counting", eval="--sequences 2000",
-            rows=counting(1, ("cope", "relative"), (1,)),
+            minutes=8, train="--data counting", eval="--sequences 2000",
+            rows=counting(3, ("cope", "relative"), (1,)),
             reads=[
                 "The runs of cope_table3. Pass 100 has more idle operations than training, pass 10 "
-                "fewer, and so asks for larger answers, which are rare in short training programs.",
-                "One seed each: with fewer passes this CoPE run makes fewer errors than this run "
-                "of relative embeddings, as in the paper; whether other seeds agree was not "
-                "measured.",
+                "fewer, and so asks for larger answers, which are rare in short training programs: "
+                "read the errors by answer, and a constant guess's beside them.",
             ]),
-        paper=dict(train="--data counting --size paper", eval="--sequences 10000",
+        paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative"), (1,))),
+    ),
+    "cope_fig2": dict(
+        about="CoPE, Figure 2: counting one variable, wrong answers (%) by the number of training "
+              "programs; how many the figure has is not in the text",
+        group="counting", columns=[("in distribution", "iid", "answer_error")],
+        cpu=dict(minutes=8, note="here programs of up to 32 operations", train="--data counting",
+                 eval="--sequences 2000", rows=programs(3, 100, 1000, 10000)),
+        paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
+                   rows=programs(3, 1000, 2000, 5000, 10000)),
     ),
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other "
               "ways to use the count",
         published=TABLE7, columns=ERROR_IN_AND_OUT,
-        cpu=dict(note=f"here with a quarter of the dimensions, {WITHOUT}",
-                 minutes=5,  # cope_mlp takes half an hour, the others 2 to 3 minutes
-                 train=SMALL_FLIPFLOP, eval="--sequences 2000", rows=table7(divide=4, n=1)),
-        paper=dict(note=WITHOUT, train=FLIPFLOP, eval="--sequences 10000",
+        cpu=dict(note=f"here with a quarter of the dimensions; {FIRST}",
+                 minutes=5,  # cope_mlp takes about an hour, the others 3 to 5 minutes
+                 train=SMALL_FLIPFLOP, eval="--sequences 2000", rows=table7(divide=4, n=1),
+                 reads=["The errors by training step, below, are the paper's Figure 5."]),
+        paper=dict(note=FIRST, train=FLIPFLOP, eval="--sequences 10000",
                    rows=table7(divide=1, n=3)),
+    ),
+    "cope_collapse": dict(
+        about="CoPE far beyond its training length, by the number of positions P in its table: "
+              "flip-flop, exact match (%); no paper has this table",
+        columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
+        cpu=dict(minutes=4, train="--data flipflop --max_iters 1000",
+                 eval="--sequences 500 --lengths 64 256 1024", rows=tables_of(3, 8, 16, 32, 64),
+                 reads=["Trained on 64 tokens, read at the training length, at 4 and at 16 times "
+                        "it."]),
+        paper=dict(train="--data flipflop --size paper",
+                   eval="--sequences 2000 --lengths 512 2048 8192",
+                   rows=tables_of(3, 16, 32, 64, 128, 513)),
     ),
 }

@@ -2,13 +2,15 @@
 CoPE's count put to other uses (its Tables 2, 4 and 7): an MLP or ALiBi instead of the table of
 positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
 
-    mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation
+    mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation; or in the first
+                                               layer alone, the others without any position
     alibi      -m_h p_ij, p not cut off        slopes m_h given, or learned, from 0
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
     rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
-does not say what RoPE turns. Read model_cope.py first; here plainness comes before speed.
+does not say what RoPE turns, nor what position the layers without the MLP have: here none. Read
+model_cope.py first; here plainness comes before speed.
 """
 import math
 from dataclasses import dataclass
@@ -30,9 +32,11 @@ class GPTConfig(model_cope.GPTConfig):
     position: str = "embedding"  # from a count to a bias: embedding (a table), mlp, alibi
     plus: str = "none"           # beside the count: none, relative, rope
     slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
+    first: bool = False          # position in the first layer alone
 
 
-VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_alibi=dict(position="alibi"),
+VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
+                cope_alibi=dict(position="alibi"),
                 cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"))
 
 # -----------------------------------------------------------------------------
@@ -137,6 +141,17 @@ class Position(nn.Module):
         return torch.cat(y, dim=2)
 
 
+class NoPosition(nn.Module):
+    """Of a layer whose logits are q . k alone."""
+    relative = None
+
+    def clamp(self, p):
+        return p
+
+    def forward(self, q, p):
+        return torch.zeros_like(p)
+
+
 class CausalSelfAttention(model_cope.CausalSelfAttention):
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -202,7 +217,10 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         shared = config.share and (config.position != "alibi" or config.slopes)
-        self.pos = nn.ModuleList(Position(config) for _ in range(1 if shared else config.n_layer))
+        count = 1 if shared or config.first else config.n_layer
+        self.pos = nn.ModuleList(Position(config) for _ in range(count))
+        if config.first:
+            self.pos.extend(NoPosition() for _ in range(config.n_layer - 1))
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
