@@ -212,7 +212,7 @@ def make(args, entry, scale):
     kind = minimal if "panels" in scale else trainings
     with locked(runs.ROOT / folder) as keep_open:
         jobs = kind.jobs(args, entry, scale, folder)
-        seconds = tables.measured(args.entry, args.scale)
+        seconds = tables.measured(args.entry, entry, args.scale)
         guess = statistics.mean(seconds) if seconds else 60 * scale.get("minutes", 5)
         result = kind.collect(entry, scale, work(jobs, args, guess, keep_open))
     command = f"python reproduce.py {args.entry} --scale {args.scale}"

@@ -72,7 +72,7 @@ import reproduce
 import runs
 import sample
 import train
-from experiments import dry_run, learned_hard, minimal, tables, tra_variants
+from experiments import dry_run, learned_hard, minimal, tables, tra_variants, trainings
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -2660,9 +2660,9 @@ def counted_layer(x, model, layer):
 
 @pytest.mark.parametrize("name, changes, tables_of_its_own", [
     ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
-    ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", {}, 1), ("cope_rope", {}, 1),
-    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_mlp", dict(gates="val"), 1),
-    ("cope_relative", dict(gates="sep"), 1)])
+    ("cope_relative", {}, 1), ("cope_rope", {}, 1), ("cope_mlp", dict(gates="val"), 1),
+    ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", dict(gates="sep"), 1),
+    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_own):
     model, found = make(name, block_size=9, **changes).double(), []
     for block in model.h:
@@ -4886,6 +4886,63 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     assert "is not a whole checkpoint" in err
 
 
+def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
+    """The page names what differs, in one line; the list takes no time from it."""
+    rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", flags="--P 9")
+    columns = [("in", "iid", "exact_match")]
+    first = entry("--data flipflop", rows, eval="--sequences 20 --lengths 16 32", columns=columns)
+    here(flips=first)
+    command(home, "reproduce.py", "flips", "--device", "cpu")
+    assert tables.older(first, "cpu", json.loads(
+        (home / "results" / "flips.cpu.json").read_text())) == ""
+
+    def page(**changes):
+        now = first | dict(cpu=first["cpu"] | changes)
+        here(flips=now)
+        with standing_in(home):
+            assert not tables.measured("flips", now, "cpu")
+            text = tables.page()
+        assert "| tra |" not in text and "flips.cpu.png" not in text
+        return re.search(r"^Not shown: `results/flips.cpu.json` .* \((.*)\)\.$", text, re.M)[1]
+    longer = first["cpu"]["train"].replace("--max_iters 2", "--max_iters 9")
+    assert page(train=longer) == "its row 'tra' has max_iters=2, the entry says 9"
+    other = rows | experiments.seeds(1, "cope", flags="--P 8")
+    assert page(rows=other) == "its row 'cope' has P=9, the entry says 8"
+    assert trainings.differing(dict(log_kernel=False), ["--model", "cable", "--data", "dyck"]) == ""
+    assert page(rows=experiments.seeds(2, "tra")) == "it has a row 'cope', the entry has none"
+    assert page(rows=rows | experiments.seeds(1, "fox")) == "it has no row 'fox'"
+    assert page(eval="--sequences 30") == "it has sequences=20, the entry says 30"
+    assert page(eval="--lengths 16 64") == "it has lengths=16 32, the entry says 16 64"
+    here(flips=first)
+    with standing_in(home):
+        assert len(tables.measured("flips", first, "cpu")) == 3 and "| tra |" in tables.page()
+    # made again with fewer seeds it is the entry's all the same
+    command(home, "reproduce.py", "flips", "--device", "cpu", "--seeds", 1)
+    with standing_in(home):
+        assert len(tables.measured("flips", first, "cpu")) == 2
+
+
+def test_a_search_of_an_older_definition_is_named():
+    postnorm = importlib.import_module("experiments.postnorm")
+    panels = postnorm.set_panels(4, (6, 2)) | postnorm.exact_panels(4, (8, 2))
+    scale = dict(trials=2, steps=5, panels=panels)
+    one = dict(metric="tvd", schemes=("pre", "post"), cpu=scale)
+    schemes = dict(pre={}, post={})
+    result = dict(metric="tvd", steps=5, trials=1, panels=json.loads(json.dumps(
+        [panel | dict(name=name, lengths=[], schemes=schemes) for name, panel in panels.items()])))
+    assert tables.older(one, "cpu", result) == ""
+    for changes, says in (
+            (dict(steps=6), "it has steps=5, the entry says 6"),
+            (dict(panels=dict(list(panels.items())[:1])), "it has a panel 'n = 8, trained on 2, p* "
+                                                          "itself', the entry has none"),
+            (dict(panels=panels | postnorm.set_panels(4, (9, 2))), "it has no panel 'n = 9, "),
+            (dict(panels=panels | postnorm.set_panels(8, (6, 2))),
+             "its panel 'n = 6, trained on 2' has batch_size=4, the entry says 8")):
+        assert tables.older(one | dict(cpu=scale | changes), "cpu", result).startswith(says)
+    wider = one | dict(schemes=("pre", "post", "peri"))
+    assert tables.older(wider, "cpu", result).endswith("has no scheme 'peri'")
+
+
 def test_ctrl_c_and_failures_say_how_to_continue(home, here, monkeypatch):
     here(texts=entry("--data notes", experiments.seeds(2, "cable"), eval="--lengths 16"),
          wrong=entry("--data notes --n_embd 15", experiments.seeds(1, "cable"), eval=""))
@@ -4916,7 +4973,7 @@ def test_the_list_has_every_entry_and_its_time(home, here):
         shown = re.search(rf"^{name}\n(.*?)(?=^\S)", listed, re.M | re.S)[1]
         assert " ".join(shown.split()).startswith(" ".join(one["about"].split()))
         assert re.search(r"--scale cpu +.+", shown) and re.search(r"--scale paper +.+", shown)
-        has = (ROOT / "results" / f"{name}.cpu.json").exists()
+        has = tables.measured(name, one, "cpu")
         assert not has or re.search(r"--scale cpu +[\d.]+ (s|min|h): ", shown)
     assert max(map(len, listed.splitlines())) <= 100 and "reproduce.py NAME" in listed
     timed = entry("--data notes", experiments.seeds(3, "cable"), eval="")
@@ -4926,10 +4983,11 @@ def test_the_list_has_every_entry_and_its_time(home, here):
     assert re.search(r"--scale cpu .*12 min.*4 min", listed)
     assert re.search(r"--scale paper .*not measured", listed)
     (home / "results").mkdir()
-    seconds = [dict(train_seconds=30, eval_seconds={"16": 5, "32": 5.0}),
-               dict(train_seconds=10, eval_seconds=10)]
+    about = dict(model="cable", seed=1337, config={})
+    seconds = [dict(about, train_seconds=30, eval_seconds={"16": 5, "32": 5.0}),
+               dict(about, train_seconds=10, eval_seconds=10)]
     (home / "results" / "timed.cpu.json").write_text(json.dumps(dict(runs=seconds)))
-    assert re.search(r"--scale cpu .*90 s|2 min.*30 s", command(home, "reproduce.py")[0])
+    assert re.search(r"--scale cpu +2 min: 3 runs, 30 s each", command(home, "reproduce.py")[0])
 
 
 def test_a_command_s_progress_is_shown_and_its_failure_has_its_words(tmp_path, monkeypatch, capsys):

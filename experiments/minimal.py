@@ -423,6 +423,30 @@ def collect(entry, scale, searches):
                 panels=panels)
 
 
+def older(result, entry, scale):
+    """
+    Why a JSON is not of this definition of its entry: the first panel, scheme or setting that
+    differs; "" where it is. It may have fewer trials.
+    """
+    has = {panel["name"]: panel for panel in result["panels"]}
+    for name in [*has, *scale["panels"]]:
+        if name not in scale["panels"]:
+            return f"it has a panel {name!r}, the entry has none"
+        if name not in has:
+            return f"it has no panel {name!r}"
+        missing = [scheme for scheme in entry["schemes"] if scheme not in has[name]["schemes"]]
+        if missing:
+            return f"its panel {name!r} has no scheme {missing[0]!r}"
+    wanted = {"": dict(steps=scale["steps"], metric=entry["metric"])} | scale["panels"]
+    for name, settings in wanted.items():
+        for k, v in json.loads(json.dumps(settings)).items():
+            found = has.get(name, result).get(k)
+            if found != v:
+                where = f"its panel {name!r}" if name else "it"
+                return f"{where} has {k}={found}, the entry says {v}"
+    return ""
+
+
 def figures(entry):
     """The kinds of plot.py's figures that show the JSON."""
     return ("trials",)

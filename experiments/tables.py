@@ -7,6 +7,7 @@ import statistics
 
 import experiments
 import runs
+from experiments import minimal, trainings
 
 INTRO = """# Results
 
@@ -302,12 +303,28 @@ def duration(seconds):
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def measured(name, scale):
-    """Seconds of every job in an entry's committed result; [] where there is none."""
+def older(entry, scale, result):
+    """Why a JSON is not of this definition of its entry, in words; "" where it is."""
+    kind = minimal if "panels" in entry[scale] else trainings
+    try:
+        return kind.older(result, entry, entry[scale])
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        return f"{type(e).__name__}: {e}, in it or in the entry"
+    except (ValueError, SystemExit) as e:  # a task or a model that is no more
+        return str(e).removeprefix("error: ")
+
+
+def measured(name, entry, scale):
+    """
+    Seconds of every job in an entry's committed result; [] where there is none, or one of an older
+    definition.
+    """
     path = runs.ROOT / "results" / f"{name}.{scale}.json"
     if not path.exists():
         return []
     result, seconds = json.loads(path.read_text()), []
+    if older(entry, scale, result):
+        return []
     for panel in result.get("panels", []):
         seconds += [found["seconds"] for found in panel["schemes"].values()]
     for r in result.get("runs", []):
@@ -326,7 +343,7 @@ def expected(name, entry, scale):
         n = len(todo["panels"]) * len(entry["schemes"])
     else:
         n, what = sum(seeds for _, seeds in todo["rows"].values()), "runs"
-    seconds, about = measured(name, scale), ""
+    seconds, about = measured(name, entry, scale), ""
     if not seconds and "minutes" in todo:
         seconds, about = [60 * todo["minutes"]], "about "
     if not seconds:
@@ -383,7 +400,12 @@ def part(name, about, commands, measured, text, reads, figures):
     return lines
 
 
-def entry_part(stem, reads, result):
+def entry_part(stem, entry, scale, result):
+    """One section; of a result of an older definition only that it is one."""
+    why, reads = older(entry, scale, result), entry[scale].get("reads", [])
+    if why:
+        said = f"Not shown: `results/{stem}.json` is of an older definition of this entry ({why})."
+        return part(stem, entry["about"], [result["command"]], "", said, [], [])
     figures = [f"{stem}.png", f"{stem}.steps.png"]
     return part(stem, result["about"], [result["command"]], how(result), table(result), reads,
                 figures)
@@ -410,7 +432,7 @@ def chapter(module, folder):
             stem = f"{name}.{scale}"
             if scale in entry and (folder / f"{stem}.json").exists():
                 result = json.loads((folder / f"{stem}.json").read_text())
-                parts[stem] = entry_part(stem, entry[scale].get("reads", []), result)
+                parts[stem] = entry_part(stem, entry, scale, result)
     for name, section in getattr(module, "SECTIONS", {}).items():
         if all((folder / file).exists() for file in section.get("json", [])):
             parts[name] = section_part(name, section, folder)

@@ -14,17 +14,26 @@ import data
 import runs
 
 
-def check(out, config, words):
-    """The run in out must be the entry's: its flags, and the defaults of its task and model."""
-    flags, given = {}, iter(words)
-    for word in given:
+def options(words):
+    """Flags -> {name: value in words}: True or False where they have none."""
+    found, last = {}, None
+    for word in words:
         if word.startswith("--no-"):
-            flags[word[5:]] = "False"
+            found[word[5:]] = "False"
         elif word.startswith("--"):
-            flags[word[2:]] = "True"
             last = word[2:]
+            found[last] = "True"
         else:
-            flags[last] = word
+            found[last] = word if found[last] == "True" else f"{found[last]} {word}"
+    return found
+
+
+def differing(config, words):
+    """
+    The first setting in which a run's config is not what train.py makes of these flags and of the
+    defaults of its task and model, in words; "" where there is none.
+    """
+    flags = options(words)
     (module, variant), task = runs.find_model(flags["model"]), data.find(flags["data"])
     wanted = {}
     for cls in (module.GPTConfig, task):
@@ -34,10 +43,45 @@ def check(out, config, words):
     if flags["data"] not in data.known():  # your own file or folder
         wanted["data"] = str(Path(flags["data"]).expanduser().resolve())
     for k, v in wanted.items():
-        same = str(config.get(k, v)) == str(v)
+        now = config.get(k, v)
+        same = str(now) == str(v) or not (now or v)  # off is off: a switch may have become a choice
         if not same and not (isinstance(config[k], float) and config[k] == float(v)):
-            raise RuntimeError(f"{out} holds a run with {k}={config[k]}, the entry says {v}: "
-                               "move it away, and run this again")
+            return f"{k}={config[k]}, the entry says {v}"
+    return ""
+
+
+def check(out, config, words):
+    """The run in out must be the entry's."""
+    found = differing(config, words)
+    if found:
+        raise RuntimeError(f"{out} holds a run with {found}: move it away, and run this again")
+
+
+def older(result, entry, scale):
+    """
+    Why a JSON is not of this definition of its entry: the first row, setting or length that
+    differs; "" where it is. It may have fewer seeds.
+    """
+    missing = dict.fromkeys(scale["rows"])
+    for r in result["runs"]:
+        label = r.get("label", r["model"])
+        if label not in scale["rows"]:
+            return f"it has a row {label!r}, the entry has none"
+        missing.pop(label, None)
+        start, _ = words_of("", scale["rows"][label][0], r["seed"], scale, [])
+        found = differing(r["config"], start[2:])
+        if found:
+            return f"its row {label!r} has {found}"
+    for label in missing:
+        return f"it has no row {label!r}"
+    asked, first = options(scale["eval"].split()), result["runs"][0]
+    lengths = result.get("lengths", first.get("scores", ()))
+    has = dict(sequences=result.get("sequences"), lengths=" ".join(map(str, lengths)),
+               strided=str("strided_tokens" in result))
+    for name in has.keys() & asked.keys():
+        if str(has[name]) != asked[name]:
+            return f"it has {name}={has[name]}, the entry says {asked[name]}"
+    return ""
 
 
 def words_of(out, flags, seed, scale, device):
