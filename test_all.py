@@ -5162,8 +5162,32 @@ def test_a_diverged_trial_is_counted_and_left_out():
         post=dict(trials=[trial(None, None, False)]), peri=dict(trials=[trial(0.25, 0.1)])))]
     table = tables.search_table(dict(metric="tvd", panels=panels)).splitlines()
     assert table[2].startswith("| a panel, at 3 | pre | 3 | 1 | 0.3500 | 0.5000 |")
-    assert table[3] == "| a panel, at 3 | post | 1 | 1 | - | - | - | - | - |"
-    assert table[4].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 0.50 |")
+    assert table[3] == "| a panel, at 3 | post | 1 | 1 | - | - | - | - | 0 of 0, p = 1 | - |"
+    assert table[4].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 1 of 1, p = 1 | 0.50 |")
+
+
+def test_the_paired_sign_test():
+    """Against the tail of a fair coin counted one by one, and by hand."""
+    for n in range(9):
+        flips = list(itertools.product((0, 1), repeat=n))
+        for wins in range(n + 1):
+            uneven = [abs(sum(one) - n / 2) >= abs(wins - n / 2) for one in flips]
+            pairs = [(0.0, 1.0)] * wins + [(1.0, 0.0)] * (n - wins)
+            found = tables.sign_test(pairs + [(3.0, 3.0), (None, 1.0), (1.0, None)])
+            assert found == (wins, n, pytest.approx(np.mean(uneven)))
+    assert tables.sign_test([(1, 2)] * 8)[2] == 2 / 256  # 8 of 8
+    assert tables.sign_test([(1, 2)] * 6 + [(2, 1)] * 2)[2] == pytest.approx(74 / 256)  # 6 of 8
+
+    def trials(*values):
+        return [dict(finite=True, auc=dict(raw=dict(test=y, validation=y, by_length=[y]),
+                                           bema=dict(test=y, validation=y, by_length=[y])))
+                for y in values]
+    schemes = dict(pre=dict(trials=trials(0.5, 0.6, 0.7, 0.9, 0.4)),
+                   peri=dict(trials=trials(0.6, 0.7, 0.8, 0.8, 0.4)))  # more is better: 3 of 4
+    text = tables.search_table(dict(metric="auc", panels=[
+        dict(name="a panel", at=[3, 3], schemes=schemes)]))
+    assert text.splitlines()[2].endswith("| - |") and "better than pre |" in text
+    assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 |") and "not corrected" in text
 
 
 # -----------------------------------------------------------------------------

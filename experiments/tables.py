@@ -3,6 +3,7 @@ From JSON to markdown: the tables, and results/README.md, which has all of them 
 the machine and what was measured. reproduce.py and bench.py write it anew after every result.
 """
 import json
+import math
 import statistics
 
 import experiments
@@ -156,7 +157,10 @@ def best_trial(trials, metric, weights):
 
 
 def search_table(result):
-    """The dots of a random search: median and best of every scheme, raw and BEMA."""
+    """
+    The dots of a random search: median and best of every scheme, raw and BEMA, and in how many of
+    their shared trials it is better than the first.
+    """
     metric, rows = result["metric"], []
     first = next(iter(result["panels"][0]["schemes"]))
     for panel in result["panels"]:
@@ -170,16 +174,44 @@ def search_table(result):
                 best = best_trial(trials, metric, weights)
                 cells.append(f"{statistics.median(known):.4f}" if known else "-")
                 cells.append(f"{best[metric][weights]['test']:.4f}" if best else "-")
+            reference = panel["schemes"][first]["trials"]
+            cells.append("-" if scheme == first else sign_cells(trials, reference, metric))
             if metric == "tvd":  # a distance: how many times smaller?
-                cells.append(best_ratio(trials, panel["schemes"][first]["trials"]))
+                cells.append(best_ratio(trials, reference))
             diverged = sum(not t["finite"] for t in trials)
             rows.append([where, scheme, len(trials), diverged, *cells])
     name = dict(tvd="TVD", auc="AUC").get(metric, metric)
     head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best", "median, BEMA",
-            "best, BEMA"]
+            "best, BEMA", f"better than {first}"]
     head += [f"best / {first}'s best"] if metric == "tvd" else []
     text = markdown(head, rows)
+    text += (f"\n\nBetter than {first}: in so many of the shared trials (the same hyper-parameters "
+             "and initial weights; raw weights; without ties and without trials of which one has "
+             "diverged); p by a two-sided sign test, not corrected for the number of tests here.")
     return text + "\n\n" + theorem_table(result["theorem"]) if "theorem" in result else text
+
+
+def sign_test(pairs):
+    """
+    (ours, theirs) of trials that two schemes share, where less is better -> how often ours is less,
+    of how many, and the probability of a split as uneven as this one or more, were both sides
+    equally likely: exact, two-sided. Ties, and trials of which either has diverged, are left out.
+    """
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
+    wins, n = sum(a < b for a, b in known), len(known)
+    tail = sum(math.comb(n, k) for k in range(min(wins, n - wins) + 1))
+    return wins, n, min(1.0, 2 * tail / 2**n)
+
+
+def sign_cells(trials, reference, metric):
+    """Wins over the first scheme and their p, by the raw weights' test number: trial by trial."""
+    sign = 1 if metric == "tvd" else -1
+    pairs = []
+    for ours, theirs in zip(trials, reference):
+        both = [t[metric]["raw"]["test"] for t in (ours, theirs)]
+        pairs.append([None if y is None else sign * y for y in both])
+    wins, n, p = sign_test(pairs)
+    return f"{wins} of {n}, p = {p:.2g}"
 
 
 def best_ratio(trials, reference):
