@@ -230,7 +230,7 @@ def make(args, entry, scale):
         trainings.write_contrast(result, scale["contrast"])
     failed = 0
     for figure in kind.figures(entry):
-        failed = runs.script("plot.py", figure, os.path.relpath(runs.ROOT / path)) or failed
+        failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
     tables.write_page()
     print(f"{tables.table(result)}\n\nwrote {path} and results/README.md")
     sys.exit(failed)

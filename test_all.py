@@ -4832,6 +4832,9 @@ def test_a_table_of_perplexities_is_made_continued_and_not_made_again(home, here
     contrast = json.loads((home / "results" / "contrast.json").read_text())
     assert contrast["model"] == "rope" and contrast["perplexity"] == result["runs"][2]["perplexity"]
     assert contrast["settings"]["n_layer"] == 1 and contrast["source"] == result["data"]["sha256"]
+    beside = tables.text_table(result | dict(paper_lengths=[8, 32])).splitlines()
+    assert cells(beside[0])[2:5] == ["16", "32", "paper"]  # whose second number is of length 32
+    assert cells(beside[2])[4] == "4.00" and cells(beside[3])[4] == "-"
     # a killed run continues; lost and half written evaluations are made again; else nothing is
     folder = home / "out" / "texts.cpu"
     path = folder / "cable-1338" / "ckpt.pt"
@@ -4870,8 +4873,11 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     assert f"| {np.mean(ys[:2]):.2f} ± {np.std(ys[:2], ddof=1):.2f} | 99.5 |" in page
     assert f"| {ys[2]:.2f} [{low:.2f}, {high:.2f}] | - |" in page
     assert is_png(home / "results" / "flips.cpu.png") and "flips.cpu.steps.png" in page
-    # entries of one group share their runs
+    # entries of one group share their runs; the figures show what the table has first
+    columns = [("dense", "dense", "glitch_rate")]
+    here(flips=first, others=first | dict(columns=columns, published={}))
     out, _ = command(home, "reproduce.py", "others", "--device", "cpu")
+    assert out.count("--metric glitch_rate") == 2
     assert "$ python train.py" not in out and (home / "results" / "others.cpu.json").exists()
     # another experiment under the same name is not passed off as this one
     for old, new, says in (("flipflop", "flipflop --p_ignore 0.5", "p_ignore=0.8, the entry says"),

@@ -15,7 +15,9 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
 A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
 {row: (its own flags for train.py, how many seeds)}. One of a SEARCH has trials, steps and panels;
 its entry has metric, schemes and peak, the highest learning rate drawn. Both may have minutes, of
-one run, where no result says how long one takes, note (what differs from the paper) and reads.
+one run, where no result says how long one takes, note (what differs from the paper) and reads; a
+scale that is the paper's may have published_at, the window lengths of published, whose numbers then
+stand beside ours.
 
 SECTIONS = {name: section} are other parts of results/README.md: JSON and pictures that eval.py,
 bench.py or maps.py made. A section has about, commands, reads; json, names of files in results/,

@@ -57,7 +57,7 @@ ENTRIES = {
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; the other models take it as it is.",
             ]),
-        paper=dict(note=BATCH, train=WIKITEXT, eval=EVAL,
+        paper=dict(note=BATCH, train=WIKITEXT, eval=EVAL, published_at=LENGTHS,
                    rows=seeds(1, *TABLE1, "k_cable", "k_cable_inside")),
     ),
     "cable_kernel": dict(

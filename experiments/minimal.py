@@ -448,8 +448,8 @@ def older(result, entry, scale):
 
 
 def figures(entry):
-    """The kinds of plot.py's figures that show the JSON."""
-    return ("trials",)
+    """What plot.py is asked for, in words, to show the JSON."""
+    return [["trials"]]
 
 
 def main(argv=None):

@@ -65,23 +65,32 @@ def table(result):
 
 
 def text_table(result):
-    """Perplexity by window length, and where there is any, in windows that overlap by half."""
+    """
+    Perplexity by window length, the paper's beside it where its model was read at the same length
+    after the same training; and where there is any, in windows that overlap by half.
+    """
     lengths, published = result["lengths"], result["paper"]
+    at = list(result.get("paper_lengths", ()))
     T = result["runs"][0]["block_size"]
     first, last = str(T), str(lengths[-1])
-    rows = []
+    rows, heads = [], []
+    for n in lengths:
+        heads += [f"{n:,}", "paper"] if n in at else [f"{n:,}"]
     for model, found in grouped(result["runs"], "model").items():
         for kind, label in (("perplexity", model), ("strided", f"{model}, strided")):
             known = [r[kind] for r in found if kind in r]
             if not known:
                 continue
-            cells = [spread([p[n] for p in known if n in p], ".3f") for n in map(str, lengths)]
+            cells, theirs = [], published.get(label, ())
+            for n in lengths:
+                cells.append(spread([p[str(n)] for p in known if str(n) in p], ".3f"))
+                if n in at:
+                    there = at.index(n) < len(theirs)
+                    cells.append(f"{theirs[at.index(n)]:.2f}" if there else "-")
             far = [p[last] / p[first] for p in known if last in p]
-            theirs = published.get(label, ())
-            theirs = f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
-            rows.append([label, len(known), *cells,
-                         f"{statistics.mean(far):.3f}" if far else "-", theirs])
-    heads = [f"{n:,}" for n in lengths]
+            cells.append(f"{statistics.mean(far):.3f}" if far else "-")
+            cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
+            rows.append([label, len(known), *cells])
     ratio = f"{lengths[-1]:,} / {T:,}"
     text = markdown(["model", "seeds", *heads, ratio, "paper: 15,360 / 1,024"], rows)
     if "strided_tokens" in result:

@@ -160,14 +160,19 @@ def collect(entry, scale, evaluations):
     shared = ("environment", "dtype", "data", "split", "tokens", "strided_tokens", "lengths",
               "splits", "sequences")
     result = {k: first[k] for k in shared if k in first} | dict(paper=entry.get("published", {}))
+    if "published_at" in scale:
+        result["paper_lengths"] = scale["published_at"]
     if "columns" in entry:
         result["columns"] = entry["columns"]
     return result | dict(runs=[e["runs"][0] | e["more"] for e in evaluations])
 
 
 def figures(entry):
-    """The kinds of plot.py's figures that show the JSON."""
-    return ("scores", "errors") if "columns" in entry else ("lengths",)
+    """What plot.py is asked for, in words, to show the JSON: of a task what its table has first."""
+    if "columns" not in entry:
+        return [["lengths"]]
+    _, _, metric = entry["columns"][0]
+    return [[kind, "--metric", metric] for kind in ("scores", "errors")]
 
 
 def write_contrast(result, row):
