@@ -7,7 +7,7 @@ run is found here.
     FLOPs    of training alone: 6 N a token for N parameters, and 6 layers x width x T for causal
              attention, which sees T / 2 keys on average
     memory   weights, gradients and two moments in float32; 34 bytes per token, layer and channel
-             (Korthikanti et al., 2022, Eq. 2, without its T x T part) and 10 per token and entry
+             (Korthikanti et al., 2022, Eq. 1, without its T x T part) and 10 per token and entry
              of the vocabulary; the T x T part is 5 bytes per head and pair, where no kernel avoids
              it. Everything twice as much in float32
 """
@@ -22,11 +22,12 @@ import train
 from data import text
 from experiments import minimal, tables, trainings
 
-# An H100's dense bfloat16 peak is 989 TFLOP/s; compiled GPTs of some 100M parameters reach a third
-# to a half of a GPU's peak, the narrower ones here less
-THROUGHPUT = 2e14  # FLOP/s, assumed
-# some 50 kernels forward and twice as many backward, 10 us each to launch, however small they are
-LAYER_SECONDS = 1.5e-3  # of a step, at least, assumed
+# FLOP/s, assumed, not measured: a fifth of the dense bfloat16 peak in an H100's data sheet, 989
+# TFLOP/s, since models of 256 to 1,024 channels are too narrow to fill it
+THROUGHPUT = 2e14
+# seconds of a layer's step, assumed to be no less however small it is: some 50 kernels forward and
+# twice as many backward, 10 us each to launch
+LAYER_SECONDS = 1.5e-3
 
 
 class Cost(NamedTuple):
