@@ -3,11 +3,11 @@ Every way to compute an attention that is faster than the plain function of its 
 
     y = attend(cable_attention, q, k, v, S, g)
 
-attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), an
-extra key column on a CPU (cpu.py). The plain function stays the truth. Before a way runs for the
-first time, it is compared with the very function it was given, outputs and gradients; where the two
-differ the plain function runs, and one line says so. So an attention that was edited, or a GPU that
-nobody has seen, gives the right result, only slower.
+attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
+CPU what leaves out the keys that have decayed (cpu.py). The plain function stays the truth. Before
+a way runs for the first time, it is compared with the very function it was given, outputs and
+gradients; where the two differ the plain function runs, and one line says so. So an attention that
+was edited, or a GPU that nobody has seen, gives the right result, only slower.
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
@@ -31,7 +31,7 @@ except ImportError:  # a Mac, say
 enabled = True  # False: only plain functions run
 INTERPRET = triton is not None and triton.knobs.runtime.interpret
 # Names are those of the model files' functions. A way returns None for what it cannot do.
-ON_CPU = dict(cable_attention=cpu.column, fox_attention=cpu.fox_column)
+ON_CPU = dict(cable_attention=cpu.cable_attention, fox_attention=cpu.fox_attention)
 ON_GPU = {} if triton is None else dict(
     cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
     cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
@@ -109,16 +109,16 @@ compared = {}     # what was compared -> whether the two were equal
 @torch.compiler.assume_constant_result
 def equal(plain, fast, device, dtype, H, d, options, length):
     """
-    Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, with
-    steps so small that every key matters and with large ones; on 2 ** length tokens, where that is
-    more, the last outputs. The random numbers of the caller stay as they are.
+    Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, on
+    2 ** length tokens, where that is more, the last outputs; with steps so small that every key
+    matters and with large ones. The random numbers of the caller stay as they are.
     """
     key = plain, fast, device, dtype, H, d, options, length
     if key in compared:
         return compared[key]
     cases = [(SHORT, 1), (SHORT, SHORT)]
     if 2 ** length > SHORT:
-        cases.append((2 ** length, 1))
+        cases += [(2 ** length, 1), (2 ** length, 2 ** length)]
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
