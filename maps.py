@@ -4,12 +4,14 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
     python maps.py attention out/tra-flipflop-nano --split sparse    every head of a layer
     python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
     python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step?
+    python maps.py reach out/cable-stdlib-nano --length 2048    how far does each head look?
 
 attention: for every query (down) and key (across) what the model file's `literal` says: the
 attention; the step that the key counts as; its distance, the steps from the key to the query; and
 the position, exp(bias), the row's largest 1: what attention would be if all contents were alike.
 --kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
-in the head that looks the hardest, one model below the other.
+in the head that looks the hardest, one model below the other. reach: the share of the attention
+that lies on the last n tokens, for every n, mean over the second half of a test sequence.
 """
 import sys
 
@@ -247,6 +249,45 @@ def steps_legend(fig):
     fig.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
 
 
+def reach(args):
+    """One panel per layer: how much of each head's attention lies within so many tokens."""
+    path, model, config = load(args.run)
+    T = args.length or config["block_size"]
+    task = runs.make_task(config | dict(block_size=T))
+    split = args.split or task.splits[-1]
+    if split not in task.splits:
+        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+    x, _ = task.batch(split, 1, np.random.default_rng(args.seed))
+    if x.ndim != 2 or x.shape[1] < 2:
+        runs.fail(f"reach needs a sequence of two tokens or more, {config['data']} gave "
+                  f"{' x '.join(map(str, x.shape[1:]))}")
+    layers = look(model, torch.from_numpy(x))
+    fig, axes = plt.subplots(1, len(layers), figsize=(2.6 * len(layers) + 1, 3), sharey=True,
+                             squeeze=False, layout="constrained")
+    for layer, (ax, parts) in enumerate(zip(axes[0], layers)):
+        for head, share in enumerate(within(abs(parts["attention"]))):
+            ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
+        ax.set(xscale="log", xlabel="last n tokens", title=f"layer {layer}", ylim=(0, 1.03))
+        ax.grid(alpha=0.3)
+    axes[0][0].set_ylabel("share of the attention")
+    axes[0][-1].legend(fontsize=8)
+    fig.suptitle(f"How far {config['model']} looks: {x.shape[1]:,} tokens, trained on "
+                 f"{config['block_size']:,}", fontsize=11)
+    runs.write_figure(fig, args.out or path.parent / "reach.png")
+
+
+def within(attention):
+    """
+    attention (H, T, T) -> (H, n): the share on the last 1, 2, ... n tokens, mean over the queries
+    of the second half, for the n = T / 2 tokens that all of them have.
+    """
+    T = attention.shape[-1]
+    n = T // 2
+    near = np.stack([attention[:, i, i - n + 1:i + 1][:, ::-1] for i in range(T - n, T)])
+    total = attention[:, T - n:].sum(-1).mean(-1, keepdims=True)
+    return near.mean(0).cumsum(-1) / np.maximum(total, 1e-9)
+
+
 # -----------------------------------------------------------------------------
 # command line
 
@@ -262,8 +303,12 @@ def main(argv=None):
     p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
     p.set_defaults(figure=steps)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
-    for p in kinds.choices.values():
-        p.add_argument("--prompt", help="text models: what to read")
+    p = kinds.add_parser("reach", help="how far each head looks")
+    p.set_defaults(figure=reach)
+    p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
+    for name, p in kinds.choices.items():
+        if name != "reach":
+            p.add_argument("--prompt", help="text models: what to read")
         p.add_argument("--split", help="task models: where the sequence comes from")
         p.add_argument("--length", type=int, default=0,
                        help="tokens; default: as in training, or the whole prompt")

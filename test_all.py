@@ -4659,6 +4659,23 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
 # -----------------------------------------------------------------------------
 # maps
 
+def test_within_is_the_share_of_the_last_tokens():
+    attention = np.tri(8)[None] / np.arange(1, 9)[:, None]  # all keys alike
+    want = np.mean([[n / (i + 1) for n in range(1, 5)] for i in range(4, 8)], axis=0)
+    assert maps.within(attention) == pytest.approx(want[None])
+    near = np.eye(9)[None]  # every query sees itself alone, and in an odd number of tokens
+    assert maps.within(near).tolist() == [[1.0] * 4]
+
+
+def test_maps_of_reach(home, trained):
+    """Of a task and of text, longer than in training; one token reaches nowhere."""
+    for run in ("tra", "learned"):
+        out, _ = command(home, "maps.py", "reach", trained / run, "--length", 12, "--out", "r.png")
+        assert "drew r.png" in out and is_png(home / "r.png")
+    said = complaint(home, "maps.py", "reach", trained / "cable", "--length", 1)
+    assert "reach needs a sequence of two tokens or more" in said
+
+
 def test_maps_of_a_task_and_of_text(trained, home):
     kinds = "--kinds", "qk", "bias"
     for words in (("attention", trained / "tra", "--split", "dense", "--length", 24, *kinds),

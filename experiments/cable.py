@@ -76,4 +76,17 @@ SECTIONS = {
         commands=["python plot.py lengths results/cable_table1.cpu.json "
                   "--models cable alibi kerple t5 nope rope --out results/headline.png"],
         figures=["headline.png"]),
+    "reach": dict(
+        about="How far each head of a trained CABLE looks: the share of its attention on the last "
+              "n tokens, far beyond its training length",
+        commands=["python train.py --model cable",
+                  "python maps.py reach out/cable-stdlib-nano --length 2048 "
+                  "--out results/reach.png"],
+        figures=["reach.png"],
+        reads=[
+            "One run, one text of 2,048 tokens. Most heads have all of their attention on the last "
+            "100 tokens, well within the 256 of training; two look at hundreds, and one of them "
+            "hardly decays at all. What is left out on a CPU (kernels/cpu.py) is what the others "
+            "do not look at.",
+        ]),
 }
