@@ -578,7 +578,7 @@ def theorem(data, out):
         left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none",
                   label=f"norm {norm}: hard-coded")
         right.plot(T, model["tvd"], color=color, lw=2.4, label=f"norm {norm}: hard-coded")
-        trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
+        trained = [t for t in panel["schemes"][norm]["trials"] if t["finite"]]
         for metric, ax in (("precision", left), ("tvd", right)):
             ys = np.array([t[metric]["raw"]["by_length"] for t in trained], float)[:, 1:]
             if metric == "precision":

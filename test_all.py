@@ -2934,6 +2934,10 @@ def test_theorem_entry_has_the_specs_numbers():
         assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(precision)
         assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvd)
         assert m["formula"] == pytest.approx(m["precision"], abs=1e-6 if norm == "none" else 1e-3)
+    for norm, at_32 in (("post", 0.96), ("pre_final", 2.64)):  # the controls, by their own formulas
+        m = found[norm]
+        assert m["formula"] == pytest.approx(m["precision"], abs=1e-6)
+        assert m["precision"][30] == pytest.approx(at_32, abs=0.01) and m["precision"][0] == pytest.approx(10)
 
 
 def test_theorem_4_2():

@@ -356,10 +356,14 @@ def theorem(n=64, gap=10.0, sequences=64):
     assert n <= 64  # beyond, measure would bin
     task = runs.make_task(dict(data="set_complement", n=n, block_size=n - 1))
     lengths, found = np.arange(2, n), {}
-    formulas = dict(none=1 / lengths, output=np.sqrt(n * (n - 1) / (lengths * (n - lengths))))
+    share = 1 / lengths - 1 / n   # E_i . mean of E, for a token that is present and centred E
+    post = np.sqrt((n - 1) / (1 - 1 / n + 3 * share)) / lengths
+    final = np.sqrt((n - 1) / (1 - 1 / n + (2 * n**0.5 + n) * share)) * n**0.5 / lengths
+    formulas = dict(none=1 / lengths, output=np.sqrt(n * (n - 1) / (lengths * (n - lengths))),
+                    post=post, pre_final=final)
     for norm, formula in formulas.items():
         c = gap / formula[0]
-        model = hard_coded(n, c, norm, centred=norm == "output")
+        model = hard_coded(n, c, norm, centred=norm != "none")
         answer = partial(lambda model, weights, x: model(x)[None], model)
         _, measured = measure(task, answer, [0], sequences, np.random.default_rng(0))
         rows = {k: y[0, 1:].tolist() for k, y in measured.items()}

@@ -62,7 +62,7 @@ SEARCHES = {
         about="Post-Norm, Theorem 4.2: precision of minimal transformers by length, without a norm "
               "and with one on the attention output: formula, the hard-coded solutions, trained "
               "models",
-        metric="precision", schemes=("none", "output"), peak=3e-2,
+        metric="precision", schemes=("none", "output", "post", "pre_final"), peak=3e-2,
         also=dict(theorem=minimal.theorem),
         cpu=dict(
             trials=8, steps=20000, panels=exact_panels(16, (64, 2)),
@@ -73,8 +73,10 @@ SEARCHES = {
                 "that gives all absent tokens the same logit at every length: if the present ones "
                 "are C below them at length 2, they are only 2C / l below at length l. A norm on "
                 "the attention's output undoes the dilution.",
-                "Hard-coded: without a norm the precision is c / l, with a norm on the output "
-                "c sqrt(n (n - 1) / (l (n - l))), scaled to 10 at length 2.",
+                "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with a "
+                "norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
+                "dilute as without a norm; under a pre-norm with a final norm the precision falls "
+                "more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "The trained models (thin lines) do as the theorem says without a norm: every line "
                 "falls at least as 2 / l. With the norm some keep their precision, one of eight "
                 "nearly as the formula does, but none gets near the hard-coded model's distance on "
