@@ -3865,6 +3865,29 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained):
     assert (trained / "cable" / "ckpt.pt").read_bytes() == before
 
 
+def refused_while_locked(home, *words):
+    """Another process is at work in the folder run: it is left as it was."""
+    before = (home / "run" / "log.jsonl").read_text()
+    with open(home / "run" / "lock", "w") as lock:
+        train.fcntl.flock(lock, train.fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError) as e:
+            command(home, "train.py", *words)
+    with pytest.raises(SystemExit, match="error: another process is at work in this folder"):
+        runs.in_one_line(e.type, e.value, None)
+    assert (home / "run" / "log.jsonl").read_text() == before
+
+
+def test_a_living_run_is_not_resumed_a_second_time(home):
+    """Its log has lines that are newer than its checkpoint: they are the living run's."""
+    command(home, "train.py", "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS,
+            "--out_dir", "run")
+    with open(home / "run" / "log.jsonl", "a") as log:
+        log.write('{"iter": 3, "loss": 1.0}\n')
+    refused_while_locked(home, "--resume", "run", "--max_iters", 4)
+    command(home, "train.py", "--resume", "run", "--max_iters", 4, "--no-evaluate")
+    assert set(losses(home / "run")[0]) == {1, 2, 3, 4}
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     flags = "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS
     (home / "run").mkdir()
@@ -3872,12 +3895,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
         (home / "run" / "log.jsonl").write_text(text)
         said = complaint(home, "train.py", "--resume", "run")
         assert "ended before its first; start it again with --out_dir run" in said
-    with open(home / "run" / "log.jsonl") as log:  # another process is still at it
-        train.fcntl.flock(log, train.fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError) as e:
-            command(home, "train.py", *flags, "--out_dir", "run")
-    with pytest.raises(SystemExit, match="error: another process is at work in this folder"):
-        runs.in_one_line(e.type, e.value, None)
+    refused_while_locked(home, *flags, "--out_dir", "run")
     command(home, "train.py", *flags, "--out_dir", "run")
     assert set(losses(home / "run")[0]) == {1, 2} and losses(home / "run")[0][1] != 9
     assert "already holds a run" in complaint(home, "train.py", *flags, "--out_dir", "run")

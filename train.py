@@ -387,10 +387,6 @@ def another_folder(out, c):
         runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
                   "--out_dir")
     if c.out_dir:
-        with open(out / "log.jsonl", "r+") as log:
-            if fcntl:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            log.truncate()
         return out
     for n in itertools.count(2):
         other = out.with_name(f"{out.name}-{n}")
@@ -498,13 +494,11 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-8,
                                   fused=device.type in ("cpu", "cuda"))
 
-    # what it has so far, and a folder of its own, which the log claims at once
+    # what it has so far, and a folder of its own, locked until this process ends
     state = dict(config=vars(c), source=task.source, iter=0, best_val_loss=math.inf, seconds=0.0)
     if c.bema:
         state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
-    if checkpoint:
-        restore(checkpoint, out, model, optimizer, state, rank)
-    elif not rank:
+    if not checkpoint and not rank:
         usual = runs.ROOT / "out" / f"{c.model}-{Path(c.data).name}-{c.size}"
         out = Path(c.out_dir or os.path.relpath(usual))
         out.mkdir(parents=True, exist_ok=True)
@@ -512,9 +506,12 @@ def main(argv=None):
             (out / "log.jsonl").touch(exist_ok=False)
         except FileExistsError:
             out = another_folder(out, c)
-    log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1)
-    if fcntl and not rank:  # a lock that ends with this process, however it ends
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if fcntl and not rank:  # before anything in it is changed
+        lock = open(out / "lock", "w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if checkpoint:
+        restore(checkpoint, out, model, optimizer, state, rank)
+    log = open(os.devnull if rank else out / "log.jsonl", "a" if checkpoint else "w", buffering=1)
 
     # compiled, and shared by the processes
     if c.compile == "on" or (c.compile == "auto" and device.type == "cuda"):
@@ -531,10 +528,9 @@ def main(argv=None):
     print(f"writing to {out}, from iter {state['iter']}", flush=True)
 
     # the loop; Ctrl-C and kill only ask for its end
-    stop = []
+    stop, clock, logged = [], time.time(), state["iter"]
     for s in (signal.SIGINT, signal.SIGTERM):
         signal.signal(s, lambda *_: stop.append(1))
-    clock, logged = time.time(), state["iter"]
     for it in range(state["iter"], c.max_iters):
         # learning rate: linear warmup, then decay to min_lr
         u = max(0, it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters)
