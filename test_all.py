@@ -5,6 +5,7 @@ one number at a time; everything faster is held to the literal form.
     pytest                 all of it
     pytest -n 2            the same on two cores
     pytest -m "not slow"   without Triton's interpreter, its compiler, and long runs of the commands
+    python test_all.py stress --minutes 10 --seed 0    breaks everything at random (last section)
 """
 import argparse
 import ast
@@ -30,6 +31,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import types
@@ -5516,3 +5518,415 @@ def test_the_commands_of_the_front_page_have_these_flags(trained):
         known, _ = command(trained, script, *kind, "--help")
         for flag in words:
             assert not flag.startswith("--") or f"{flag} " in known, (script, flag)
+
+
+# -----------------------------------------------------------------------------
+# python test_all.py stress --minutes 10 --seed 0: kills, full disks, starts at once, bad flags and
+# foreign checkpoints, at random. A case follows from the seed, its kind and its number. It runs the
+# scripts in forks of this process, which has imported them, in a folder that always begins alike.
+
+LIMIT = 8      # seconds for a command, then Ctrl-C has to end it
+PATIENCE = 45  # seconds for that: a step of training is not interrupted
+MEMORY = 2e9   # bytes that a command may have beyond what it imports
+UNBROKEN = ("train.py --model label --data notes --dropout 0.1 --bema --max_iters 24 "
+            f"--eval_interval 4 --no-evaluate {' '.join(TINY_FLAGS)}")
+SMALL = f"--max_iters 6 --eval_interval 2 --no-evaluate --bema {' '.join(TINY_FLAGS)}"
+MADE = (f"{UNBROKEN} --out_dir unbroken", f"train.py --data notes --out_dir text {SMALL}",
+        f"train.py --data flipflop --out_dir task {SMALL}", "reproduce.py small --device cpu",
+        "eval.py text --lengths 16 32 --tokens 64", "eval.py task --sequences 5")
+VALID = (  # commands that are made bad by more flags
+    f"train.py --data notes {SMALL} --max_iters 1", f"train.py --data flipflop {SMALL}",
+    "train.py --resume text --max_iters 7 --no-evaluate", "sample.py text --max_new_tokens 4",
+    "eval.py text --lengths 16 --tokens 64", "eval.py task --sequences 5",
+    "plot.py lengths text/eval.json", "plot.py scores task/eval.json", "plot.py curves text",
+    "plot.py errors task", "maps.py attention text --prompt abc", "maps.py steps task",
+    "bench.py decode --context 64 --repeats 1 --models cable", "reproduce.py small",
+    "data/text.py notes")
+SCORED = ("eval.py {} --lengths 16", "sample.py {} --max_new_tokens 4", "maps.py attention {}",
+          "train.py --resume {} --max_iters 26 --no-evaluate")  # what reads a checkpoint
+ODD = ["", "-1", "0", "1", "2", "3", "7", "16", "0.5", "-0.5", "nan", "inf", "-inf", "1e-320",
+       "1e308", "99999999", "2147483647", "2147483648", "1" * 30, "-" + "9" * 30, "1_0", "٣", " 5",
+       "0x10", "x", "ä", "None", "auto", "cpu", "cpu:1", "cuda:99", "bfloat16", "[]", "1,2", "--",
+       "-", "..", "~nobody", "gone", "gone/x", "notes", "notes/0.txt", "empty.txt", "odd.json",
+       "deep.json", "text", "task", "text/ckpt.pt", "text/eval.json", "task/eval.json", "flipflop",
+       "counting", "tra", "post", "x.pdf", "x.xyz", "test", "iid", "bytes", "nano", "a\nb", "%s",
+       "{}", *MODELS]
+STRANGE = [None, True, -1, 0, 3, 10**9, 10**30, 0.5, math.nan, INF, "", "x", "/usr", "/etc/passwd",
+           [], {}, {"x": 1}, [[1]], b"x", torch.ones(3), torch.tensor(2.0), torch.empty(0),
+           torch.ones(()).expand(10**5, 10**5), torch.eye(3).to_sparse(), torch.ones(2).half(),
+           torch.ones(3).to(torch.complex64), torch.empty(5, device="meta")]
+
+
+def small_entry():
+    """What reproduce.py has: two trainings, and here it runs them itself."""
+    mine = types.ModuleType("experiments.mine", "Mine.")
+    scale = dict(train=f"--data notes {SMALL}".replace("--no-evaluate ", ""),
+                 eval="--lengths 16 32 --tokens 64", rows=experiments.seeds(2, "cable"))
+    mine.ENTRIES = dict(small=dict(about="Small", published={}, cpu=scale))
+    experiments.files, reproduce.Board.run = lambda: [mine], run_here
+    reproduce.ThreadPoolExecutor = Inline
+
+
+class Process:
+    """A script in a fork. kill: an audited operation (of files, say) at which it kills itself."""
+    def __init__(self, folder, line, kill=0, disk=0):
+        self.line, self.said, self.begun, self.interrupted = line, b"", time.time(), False
+        self.pipe, other = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self.pid = os.fork()
+        if self.pid:
+            os.close(other)
+            return
+        try:
+            os.dup2(other, 1), os.dup2(other, 2)
+            sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))
+            small_entry()
+            size = int(re.search(r"VmSize:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+            most = size * 1024 + int(MEMORY)
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            if disk:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (disk, disk))
+            words = line if isinstance(line, list) else shlex.split(line)
+            with standing_in(folder, draw=words[0] == "plot.py"):
+                if kill:
+                    die_at(kill)
+                os._exit(exit_code(in_one_line, words))
+        finally:
+            os._exit(70)
+
+    def wait(self, seconds=LIMIT, end=signal.SIGINT):
+        """-> its exit code. After so many seconds it gets a signal: Ctrl-C, or a kill."""
+        signals = [(self.begun + seconds, end), (self.begun + seconds + PATIENCE, signal.SIGKILL)]
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                self.said += os.read(self.pipe, 1 << 20)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                break
+            if signals and time.time() > signals[0][0]:
+                os.kill(self.pid, signals.pop(0)[1])
+            time.sleep(0.002)
+        with contextlib.suppress(BlockingIOError):
+            while more := os.read(self.pipe, 1 << 20):
+                self.said += more
+        os.close(self.pipe)
+        self.took, self.code = time.time() - self.begun, os.waitstatus_to_exitcode(status)
+        said = self.said.decode(errors="replace")
+        assert signals or self.code != -signal.SIGKILL, f"a hang: {self.line}\n{said}"
+        assert "Traceback" not in said, f"a traceback: {self.line}\n{said}"
+        known = 0, 1, 130, -signal.SIGKILL
+        assert self.code in known, f"exit code {self.code}: {self.line}\n{said}"
+        assert self.code != 1 or re.search("^error: .", said, re.M), f"no word: {self.line}\n{said}"
+        return self.code
+
+
+def in_one_line(words):
+    """A script's main, and what becomes of its errors."""
+    try:
+        COMMANDS.get(words[0], data.text).main(words[1:])
+    except (Exception, KeyboardInterrupt):
+        runs.in_one_line(*sys.exc_info())
+        sys.exit(70)
+
+
+def die_at(n):
+    """SIGKILL at the n-th operation on files from now."""
+    left = itertools.count(n - 1, -1)
+    kinds = "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock", "os.scandir"
+
+    def count(event, _):
+        if event in kinds and not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(count)
+
+
+def whole(folder, made):
+    """The files that others rely on; fails where one has changed since it was made, and is cut."""
+    found = set()
+    for path in folder.rglob("*.*"):
+        name = path.relative_to(folder)
+        if path.suffix not in (".pt", ".json", ".png"):
+            continue
+        found.add(name)
+        content = path.read_bytes()
+        if (made / name).exists() and content == (made / name).read_bytes():
+            continue
+        if path.suffix == ".pt":
+            assert torch.load(path, weights_only=True)["iter"] > 0, path
+        elif path.suffix == ".json":
+            json.loads(content)
+        else:
+            assert content == b"\x89PNG" or content.endswith(b"IEND\xaeB`\x82"), path
+    return found
+
+
+class Stress:
+    """One case: its random numbers, its folder, and what has been counted in all cases."""
+    def __init__(self, made, seed, kind, n, counts):
+        self.draw, self.counts = random.Random(f"{seed} {kind} {n}"), counts
+        self.folder, self.made, self.lines = made.with_name("run"), made, []
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(made, self.folder)
+        self.before = whole(self.folder, self.made)
+        getattr(self, kind)()
+        strays = [path for path in self.folder.rglob("*.tmp*") if path.suffix[4:].isdigit()]
+        assert kind != "kills" or not strays, f"left half written: {strays}"
+
+    def start(self, line, **how):
+        self.lines.append(line)
+        return Process(self.folder, line, **how)
+
+    def check(self):
+        """Nothing that was there is lost, all of it is whole."""
+        now = whole(self.folder, self.made)
+        assert self.before <= now, f"lost: {self.before - now}"
+        self.before = now
+
+    def count(self, what):
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def flags(self):
+        """A valid command, with one to three flags of its own that have odd values."""
+        words = shlex.split(self.draw.choice(VALID))
+        if words[0] == "train.py" and self.draw.random() < 0.7:
+            words += ["--model", self.draw.choice(MODELS)]
+        for _ in range(self.draw.choice((1, 1, 2, 3))):
+            if self.draw.random() < 0.95:
+                words.append(self.draw.choice(flags_of(self.folder, words)))
+            if self.draw.random() < 0.9:
+                words.append(self.draw.choice(ODD))
+        self.start(words).wait()
+        self.count("bad command lines")
+        self.check()
+
+    def checkpoints(self):
+        """One change in a checkpoint's bytes, or in what it holds."""
+        name = self.draw.choice(("text", "task", "unbroken"))
+        path = self.folder / name / "ckpt.pt"
+        change = self.draw.choice((damage, mutate, mutate))
+        change(self.draw, path)
+        texts = sorted((self.folder / "prepared").iterdir())
+        run = self.start(self.draw.choice(SCORED).format(name))
+        run.wait()
+        assert b"does not fit into memory" not in run.said, f"memory: {run.line}"
+        assert texts == sorted((self.folder / "prepared").iterdir()), "it read a foreign text"
+        self.count("foreign checkpoints")
+
+    def phase(self):
+        """What to break -> its name, and the command that is to end as if it had not been."""
+        name = self.draw.choice(("preparation", "training", "saving", "figures", "reproduce"))
+        if name == "preparation":
+            os.utime(self.folder / "notes" / "0.txt")  # another version, of the same words
+        if name == "reproduce":
+            shutil.rmtree(self.folder / "out" / "small.cpu")
+            return name, "reproduce.py small --device cpu"
+        if name == "figures":
+            return name, "plot.py lengths text/eval.json"
+        return name, f"{UNBROKEN} --out_dir broken"
+
+    def go_on(self, line, **how):
+        if "--out_dir broken" in line and (self.folder / "broken" / "ckpt.pt").exists():
+            line = "train.py --resume broken --no-evaluate"
+        return self.start(line, **how)
+
+    def ends_as_unbroken(self, name, line):
+        run = self.go_on(line)
+        assert run.wait() == 0, f"it does not go on: {run.line}\n{run.said.decode()}"
+        self.check()
+        if name == "figures":
+            return
+        pairs = {"unbroken": "broken"}
+        if name == "reproduce":
+            names = [f"out/small.cpu/cable-{seed}" for seed in (1337, 1338)]
+            pairs = dict(zip(names, names))
+        for unbroken, broken in pairs.items():
+            same_run(self.made / unbroken, self.folder / broken)
+
+    def kills(self):
+        """One to five in a run, at any moment or at any operation on files."""
+        name, line = self.phase()
+        self.before = whole(self.folder, self.made)
+        for _ in range(self.draw.randint(1, 5)):
+            if self.draw.random() < 0.5:
+                run = self.go_on(line, kill=self.draw.randint(1, dict(figures=40).get(name, 200)))
+                run.wait()
+            else:
+                longest = dict(figures=1.5, preparation=0.3, reproduce=1.5).get(name, 1.0)
+                run = self.go_on(line)
+                run.wait(self.draw.uniform(0, longest), end=signal.SIGKILL)
+            self.check()
+            if run.code == -signal.SIGKILL:
+                self.count(f"kills in {name}")
+        self.ends_as_unbroken(name, line)
+
+    def disks(self):
+        """No file may have more than so many bytes."""
+        name, line = self.phase()
+        self.before = whole(self.folder, self.made)
+        run = self.go_on(line, disk=int(10 ** self.draw.uniform(1, 5.5)))
+        self.count("full disks" if run.wait() else "disks with room")
+        self.check()
+        self.ends_as_unbroken(name, line)
+
+    def starts(self):
+        """Of the same training in folders of their own, in one folder, or on with one run."""
+        how, n = self.draw.choice(("apart", "together", "resumed")), self.draw.randint(2, 4)
+        os.utime(self.folder / "notes" / "0.txt")
+        line = UNBROKEN if how == "apart" else f"{UNBROKEN} --out_dir broken"
+        if how == "resumed":
+            self.go_on(line).wait(self.draw.uniform(0, 1), end=signal.SIGKILL)
+        codes = [run.wait(60) for run in [self.go_on(line) for _ in range(n)]]
+        self.count(f"starts at once, {how}")
+        self.check()
+        assert 0 in codes and (how != "apart" or not any(codes)), codes
+        found = list(self.folder.glob("out/label*")) if how == "apart" else [self.folder / "broken"]
+        assert len(found) == (n if how == "apart" else 1)
+        for run in found:
+            same_run(self.made / "unbroken", run)
+
+
+def flags_of(folder, words):
+    """The flags of a script, as its help has them."""
+    more = words[1:2] if words[0] in ("plot.py", "maps.py") else []
+    if "--model" in words:
+        more = words[words.index("--model"):][:2]
+    key = words[0], *more
+    if key not in FLAGS:
+        out = written()
+        with contextlib.redirect_stdout(out), standing_in(folder):
+            exit_code(COMMANDS.get(words[0], data.text).main, [*more, "--help"])
+        FLAGS[key] = sorted(set(re.findall(r"--[a-z][\w-]*", out.buffer.getvalue().decode())))
+    return FLAGS[key]
+
+
+FLAGS = {}  # what flags_of has found
+
+
+def damage(draw, path):
+    """Bits flipped, a part overwritten, the end cut off."""
+    raw = bytearray(path.read_bytes())
+    at = draw.randrange(len(raw))
+    kind = draw.choice(("flip", "flip", "zero", "cut"))
+    if kind == "flip":
+        for _ in range(draw.choice((1, 1, 8, 100))):
+            raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
+    elif kind == "zero":
+        raw[at:at + 512] = bytes(len(raw[at:at + 512]))
+    else:
+        del raw[at:]
+    path.write_bytes(raw)
+
+
+def mutate(draw, path):
+    """A value somewhere in it is gone, strange, or not quite what it was."""
+    checkpoint = torch.load(path, weights_only=True)
+    place = checkpoint
+    key = draw.choice(list(place))
+    while isinstance(place[key], dict | list) and place[key] and draw.random() < 0.9:
+        place = place[key]
+        key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+    old, kind = place[key], draw.choice(("gone", "strange", "strange", "near", "near"))
+    if kind == "gone":
+        del place[key]
+    elif kind == "near" and torch.is_tensor(old):
+        place[key] = draw.choice((old * math.nan, old * 1e30, old[:1], old[None], old.double(),
+                                  old.half(), old.long(), -old)) if old.dim() else old * -1
+    elif kind == "near" and isinstance(old, int | float | str):
+        place[key] = draw.choice((old * 2, str(old), [old], {"x": old}, -1, old * 1000))
+    else:
+        place[key] = draw.choice(STRANGE)
+    torch.save(checkpoint, path)
+
+
+SHARES = dict(flags=20, checkpoints=10, kills=2, starts=1, disks=1)  # of every round
+
+
+def stress(argv):
+    """
+    Kills, full disks, starts at once, bad command lines and foreign checkpoints, at random, for so
+    many minutes -> results/stress.json. The first that fails ends it, with what repeats it, except
+    for the moment of a kill from outside.
+    """
+    parser = runs.Parser("python test_all.py stress", None, stress.__doc__)
+    parser.add_argument("--minutes", type=float, default=10, help="(default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--case", help="this one alone, as a failure names it: kills:7")
+    args = parser.parse_args(argv)
+    counts, done, begun = {}, dict.fromkeys(SHARES, 0), time.time()
+    cases = itertools.cycle([kind for kind, share in SHARES.items() for _ in range(share)])
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder).resolve() / "made"
+        write_notes(made)
+        for name, text in (("empty.txt", ""), ("odd.json", "[]"), ("deep.json", "[" * 10**5)):
+            (made / name).write_text(text)
+        made.rename(made.with_name("run"))  # texts are known by their place
+        for line in MADE:
+            assert Process(made.with_name("run"), line).wait(300) == 0, line
+        made.with_name("run").rename(made)
+        while time.time() - begun < 60 * args.minutes:
+            kind = next(cases)
+            n = done[kind]
+            if args.case:
+                kind, n = args.case.split(":")
+            try:
+                Stress(made, args.seed, kind, n, counts)
+            except Exception as e:  # also of what reads a file that is not whole
+                runs.fail(f"{type(e).__name__}: {e}\nrepeat with: python test_all.py stress --seed {args.seed} "
+                          f"--case {kind}:{n}")
+            if args.case:
+                return
+            done[kind] += 1
+    counts["kills"] = sum(n for what, n in counts.items() if what.startswith("kills in "))
+    command = f"python test_all.py stress --minutes {args.minutes:g} --seed {args.seed}"
+    found = dict(command=command, environment=runs.environment(), seed=args.seed,
+                 minutes=round((time.time() - begun) / 60, 1), counts=dict(sorted(counts.items())))
+    runs.write_json(ROOT / "results" / "stress.json", found)
+    tables.write_page()
+    print(json.dumps(found, indent=1))
+
+
+
+def broken_main(argv):
+    """What stress has to find."""
+    if argv[0] == "mistake":
+        raise ZeroDivisionError("ours")
+    if argv[0] == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(60)
+    if argv[0] == "code":
+        sys.exit(3)
+    if argv[0] == "silent":
+        sys.exit(1)
+    if argv[0] == "greedy":
+        bytearray(2 * int(MEMORY))
+    Path("half.json").write_text('{"a": ')
+    Path("half.json").write_text("{}")
+
+
+@pytest.mark.parametrize("word, says", [
+    ("mistake", "a traceback: plot.py mistake"), ("deaf", "a hang: plot.py deaf"),
+    ("code", "exit code 3: plot.py code"), ("silent", "no word: plot.py silent")])
+def test_stress_finds_what_is_broken(word, says, tmp_path, monkeypatch):
+    monkeypatch.setitem(COMMANDS, "plot.py", types.SimpleNamespace(main=broken_main))
+    monkeypatch.setattr(sys.modules[__name__], "PATIENCE", 0.2)
+    with pytest.raises(AssertionError, match=says):
+        Process(tmp_path, f"plot.py {word}").wait(0.2 if word == "deaf" else 20)
+
+
+def test_stress_kills_and_sees_what_is_half_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(COMMANDS, "plot.py", types.SimpleNamespace(main=broken_main))
+    memory = Process(tmp_path, "plot.py greedy")
+    assert memory.wait() == 1 and b"does not fit into memory" in memory.said
+    assert Process(tmp_path, "plot.py x", kill=1).wait() == -signal.SIGKILL
+    assert not whole(tmp_path, tmp_path / "made")
+    assert Process(tmp_path, "plot.py x", kill=3).wait() == 0
+    assert whole(tmp_path, tmp_path / "made") == {Path("half.json")}
+    assert Process(tmp_path, "plot.py x", kill=2).wait() == -signal.SIGKILL
+    with pytest.raises(ValueError):
+        whole(tmp_path, tmp_path / "made")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["stress"]:
+        runs.fail("python test_all.py stress --minutes 10 --seed 0; the tests: pytest")
+    stress(sys.argv[2:])

@@ -335,6 +335,11 @@ def kernels_table(found):
     return markdown(["registers / bytes spilled", *columns], lines)
 
 
+def stress_table(result):
+    """How many cases of every kind `python test_all.py stress` had, without a failure."""
+    return markdown(["what", "how often"], [[k, f"{n:,}"] for k, n in result["counts"].items()])
+
+
 # -----------------------------------------------------------------------------
 # how long an entry takes
 
