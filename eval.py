@@ -13,6 +13,7 @@ falling curve that alone may be the reason. --strided leaves it out. A task's se
 anew, the same for every model, each number with its 95 % interval. Writes a JSON and a figure.
 """
 import math
+import signal
 import sys
 import textwrap
 import time
@@ -70,18 +71,21 @@ def token_losses(model, stream, T, device, context, skip=0):
     """
     piece = runs.piece(model)
     losses = []
-    for x, y in windows(stream, T, piece, T - skip):
-        x = torch.from_numpy(x.astype(np.int64)).to(device)
-        y = torch.from_numpy(y.astype(np.int64)).to(device)
-        length = x.size(1)
-        cache = runs.new_cache(model, length) if length > piece else None
-        loss = []
-        for part, target in zip(runs.in_pieces(x, piece, "window"), y.split(piece, dim=1)):
-            with context:
-                logits, _ = model(part, cache=cache)
-            logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
-            loss.append(F.cross_entropy(logits, target, reduction="none"))
-        losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
+    total = (len(stream) - 1) * T // (T - skip)
+    with runs.Progress(model, f"windows of {T:,}", total, T) as progress:
+        for x, y in windows(stream, T, piece, T - skip):
+            x = torch.from_numpy(x.astype(np.int64)).to(device)
+            y = torch.from_numpy(y.astype(np.int64)).to(device)
+            length = x.size(1)
+            cache = runs.new_cache(model, length) if length > piece else None
+            loss = []
+            for part, target in zip(x.split(piece, dim=1), y.split(piece, dim=1)):
+                progress.batch(part.numel())
+                with context:
+                    logits, _ = model(part, cache=cache)
+                logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
+                loss.append(F.cross_entropy(logits, target, reduction="none"))
+            losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
     return torch.cat(losses).numpy()
 
 
@@ -142,9 +146,9 @@ def evaluate_text(args, loaded, device, context, words):
         row = describe(run) | dict(perplexity={}, eval_seconds={})
         for kind, losses in kinds.items():
             name = run.name if kind == "perplexity" else f"  {kind}"
-            print(f"{name:<{width}}", end="", flush=True)
-            note = length_row(row, kind, losses, run, stream, lengths, args.seed, device, context)
-            print()
+            cells, note = length_row(row, kind, losses, run, stream, lengths, args.seed, device,
+                                     context)
+            print(f"{name:<{width}}{cells}", flush=True)  # whole: stderr may say something
         if note:
             print(note, flush=True)
         if row["perplexity"]:
@@ -154,8 +158,11 @@ def evaluate_text(args, loaded, device, context, words):
 
 
 def length_row(row, kind, losses, run, stream, lengths, seed, device, context):
-    """A line of the table, into row[kind] {length: perplexity} -> why it ends early, if it does."""
-    note, row[kind] = "", {}
+    """
+    Perplexities into row[kind] {length: perplexity} -> the cells of the table's row, and why it
+    ends early, if it does.
+    """
+    cells, note, row[kind] = "", "", {}
     for T in lengths:
         torch.manual_seed(seed)
         start = time.time()
@@ -163,15 +170,15 @@ def length_row(row, kind, losses, run, stream, lengths, seed, device, context):
             found = losses(run.model, stream, T, device=device, context=context)
         except ValueError as e:  # an encoding that ends
             note = f"  {run.name}: {e}"
-            print(f"{'-':>10}", end="", flush=True)
+            cells += f"{'-':>10}"
             continue
         row[kind][T] = float(np.exp(found.mean()))
         seconds = time.time() - start + row["eval_seconds"].get(T, 0)
         row["eval_seconds"][T] = round(seconds, 2)
         if kind == "perplexity":
             row["by_position"] = by_position(found, T)  # the longest that worked stays
-        print(f"{row[kind][T]:>10.3f}", end="", flush=True)
-    return note
+        cells += f"{row[kind][T]:>10.3f}"
+    return cells, note
 
 
 def text_to_score(args, loaded):
@@ -481,4 +488,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     sys.excepthook = runs.in_one_line
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: there is nothing to save
     main()

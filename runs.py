@@ -3,6 +3,7 @@ What a run is, shared by the scripts: models by name, flags, devices, checkpoint
 takes its flags as a list, and ends with SystemExit where a user made a mistake.
 """
 import argparse
+import atexit
 import dataclasses
 import difflib
 import errno
@@ -52,8 +53,9 @@ def in_one_line(kind, error, trace):
     """
     if issubclass(kind, KeyboardInterrupt):
         sys.exit(130)
+    if issubclass(kind, OSError):
+        drop_output()
     if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     if issubclass(kind, BlockingIOError):  # a lock that is taken
         fail("another process is at work in this folder; wait for it, or name another --out_dir")
@@ -62,6 +64,29 @@ def in_one_line(kind, error, trace):
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
         fail("this does not fit into memory; try smaller sizes, lengths or batches")
     sys.__excepthook__(kind, error, trace)
+
+
+def drop_output():
+    """What stdout could not take is not tried once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@atexit.register
+def finish_output():
+    """The last words of a script may meet a full disk, too."""
+    try:
+        sys.stdout.flush()
+    except OSError as e:
+        drop_output()
+        print(f"error: {e}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+if sys.stdout is None:  # closed, by `>&-`: the next file must not take its place
+    sys.stdout = open(os.devnull, "w")
 
 
 def nearest(word, known):
@@ -232,6 +257,9 @@ def spy(model):
 
 class Parser(argparse.ArgumentParser):
     """A mistake ends in one line, without the usage of fifty flags."""
+    def print_help(self, file=None):
+        print(self.format_help(), end="", file=file, flush=True)  # argparse's hides a full disk
+
     def error(self, message):
         if not message.startswith("unrecognized arguments: "):
             fail(message)
@@ -407,21 +435,46 @@ def remove_strays(folder):
             pass  # another user's
 
 
-def in_pieces(idx, size, what):
+class Progress:
     """
-    idx (B, T) -> its parts (B, size or less), one after the other. Between them stderr says how far
-    it is, and how long it will take at most: the time of attention grows with the square of T.
+    Within it stderr says how far a model is, and how long it will take: after any of its layers, if
+    two seconds have passed. `tokens` in all, in windows of `window`; the time of attention grows
+    with the square of that.
     """
-    T, start = idx.size(1), time.time()
-    shown = start
-    for p in range(0, T, size):
-        yield idx[:, p:p + size]
-        done, now = min(p + size, T), time.time()
-        if now - shown > 2 and done < T:
-            shown = now
-            left = int((now - start) * ((T / done) ** 2 - 1))
-            print(f"  {what}: {done:,} of {T:,} tokens, eta {left // 60}m{left % 60:02d}s",
-                  file=sys.stderr, flush=True)
+    def __init__(self, model, what, tokens, window):
+        self.what, self.tokens, self.window = what, tokens, window
+        self.done = self.coming = self.layers = 0
+        self.start = self.shown = time.time()
+        self.blocks = [part for part in model.modules() if type(part).__name__ == "Block"]
+
+    def __enter__(self):
+        self.hooks = [block.register_forward_hook(self.tell) for block in self.blocks]
+        return self
+
+    def __exit__(self, *_):
+        for hook in self.hooks:
+            hook.remove()
+
+    def batch(self, n):
+        """The next n tokens go through the model."""
+        self.done, self.coming, self.layers = self.done + self.coming, n, 0
+
+    def share(self, done):
+        """How much of the work the first `done` tokens are, at least."""
+        windows, rest = divmod(done, self.window)
+        return (windows * self.window + rest * rest / self.window) / self.tokens
+
+    def tell(self, *_):
+        self.layers += 1
+        now = time.time()
+        if now - self.shown < 2:
+            return
+        self.shown = now
+        before, after = self.share(self.done), self.share(self.done + self.coming)
+        share = before + (after - before) * self.layers / len(self.blocks)
+        left = int((now - self.start) * (1 / share - 1))
+        print(f"  {self.what}: {100 * share:.0f} % of {self.tokens:,} tokens, "
+              f"eta {left // 60}m{left % 60:02d}s", file=sys.stderr, flush=True)
 
 
 def write_figure(fig, out, default=None):

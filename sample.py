@@ -8,6 +8,7 @@ Write text with a trained model, as far beyond its training length as you like.
 Text streams to stdout as it comes; the speed goes to stderr.
 """
 import codecs
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,11 +29,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=No
     cache = runs.new_cache(model, idx.size(1) + max_new_tokens) if cached else None
     new, text = idx, idx
     for _ in range(max_new_tokens):
-        if cached:
-            for part in runs.in_pieces(new, runs.piece(model), "prompt"):
-                logits = model(part, cache=cache)[0]
-        else:
-            logits = model(text)[0]
+        logits = read(model, new, cache) if cached else model(text)[0]
         logits = logits[:, -1, :vocab_size].float()
         if temperature == 0:
             new = logits.argmax(-1, keepdim=True)
@@ -45,6 +42,16 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=No
         yield new
         if not cached:
             text = torch.cat((text, new), 1)
+
+
+def read(model, idx, cache):
+    """The logits after idx (B, T), which may be a long prompt: it goes through in pieces."""
+    T = idx.size(1)
+    with runs.Progress(model, "prompt", T, T) as progress:
+        for part in idx.split(runs.piece(model), dim=1):
+            progress.batch(part.size(1))
+            logits = model(part, cache=cache)[0]
+    return logits
 
 
 def make_parser():
@@ -156,4 +163,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     sys.excepthook = runs.in_one_line
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: there is nothing to save
     main()

@@ -3281,7 +3281,7 @@ def test_one_command_trains_evaluates_draws_and_writes(home):
     out, err = command(home, "train.py", "--model=cable", "--data", "notes", "--max_iters", 6,
                        "--eval_interval", 3, *TINY_FLAGS, draw=True)
     run = home / "out" / "cable-notes-nano"
-    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
+    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png", "lock"}
     assert {p.name for p in run.iterdir()} == files and is_png(run / "eval.png")
     assert "iter 6/6 | loss" in out and "tok/s | eta" in out and "val loss" in out
     settings = re.findall(r"^(\w+) +.*?(\w+)=", out, re.M)
@@ -3426,7 +3426,7 @@ def test_a_task_from_training_to_its_scores(home):
     flags = "--data", "flipflop", "--max_iters", 4, "--eval_interval", 2, *TINY_FLAGS
     out, _ = command(home, "train.py", "--model", "tra", *flags)
     run = home / "out" / "tra-flipflop-nano"
-    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
+    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png", "lock"}
     assert {p.name for p in run.iterdir()} == files and is_png(run / "eval.png")
     assert "$ python eval.py" in out and "sample.py" not in out
     assert re.search(r"val loss \S+ \| iid exact_match \S+ glitch_rate \S+ \| sparse exact", out)
@@ -4194,13 +4194,21 @@ def test_a_full_disk_leaves_the_previous_picture(kind, tmp_path, monkeypatch):
 
 
 def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
-    clock = itertools.count(0, 3)
-    monkeypatch.setattr(runs.time, "time", lambda: next(clock))
-    idx = torch.arange(10)[None]
-    parts = list(runs.in_pieces(idx, 4, "prompt"))
-    assert torch.equal(torch.cat(parts, 1), idx) and [p.size(1) for p in parts] == [4, 4, 2]
-    assert capsys.readouterr().err == ("  prompt: 4 of 10 tokens, eta 0m15s\n"
-                                       "  prompt: 8 of 10 tokens, eta 0m03s\n")
+    """After every layer; two windows of 4 are half done when the first is, pieces by the square."""
+    model = make("rope")
+    monkeypatch.setattr(runs, "piece", lambda model: 2)
+    monkeypatch.setattr(runs.time, "time", itertools.count(0, 3).__next__)
+    sample.read(model, torch.arange(4)[None], runs.new_cache(model, 4))
+    said = ["12 %", "25 %", "62 %", "100 %"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" of ")[0] for line in lines] == [f"  prompt: {share}" for share in said]
+    assert lines[1] == "  prompt: 25 % of 4 tokens, eta 0m18s"
+    monkeypatch.setattr(runs, "piece", lambda model: 4)
+    evaluation.token_losses(model, np.arange(9), 4, "cpu", contextlib.nullcontext())
+    said = ["25 %", "50 %", "75 %", "100 %"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" of 8 ")[0] for line in lines] == [f"  windows of 4: {n}" for n in said]
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 @pytest.mark.slow
@@ -4221,6 +4229,23 @@ def test_ctrl_c_in_a_process_and_on(repo):
     assert 7 <= torch.load(repo / "out/broken/ckpt.pt", weights_only=True)["iter"] < 60
     command(repo, "train.py", "--resume", "out/broken", "--no-evaluate")
     same_run(repo / "out" / "whole", repo / "out" / "broken")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_long_prompt_and_a_long_evaluation_at_once(repo):
+    command(repo, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
+            "--out_dir", "out/long")
+    (repo / "prompt.txt").write_text("word " * 100_000)
+    (repo / "long.txt").write_text("word " * 2_000_000)
+    for words, sign in (("sample.py out/long --prompt_file prompt.txt", "prompt: "),
+                        ("eval.py out/long --data long.txt --lengths 65536", "windows of 65,5")):
+        run = subprocess.Popen([sys.executable, *words.split()], cwd=repo, text=True,
+                               env=os.environ | ONE_THREAD, stderr=subprocess.PIPE)
+        line = next(line for line in run.stderr if sign in line and "eta" in line)
+        run.send_signal(signal.SIGINT)
+        start = time.time()
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == -signal.SIGINT and not err and time.time() - start < 1, line + err
 
 
 @pytest.mark.slow
@@ -4299,6 +4324,16 @@ def test_a_full_disk_and_a_closed_pipe_end_in_one_line_or_none(repo):
                               env=os.environ | ONE_THREAD, stderr=subprocess.PIPE, text=True)
     assert done.returncode and "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+    for words in ("train.py --help", "reproduce.py", "data/text.py --help"):
+        done = subprocess.run(f"{sys.executable} {words} >/dev/full", cwd=repo, shell=True,
+                              env=os.environ | ONE_THREAD, stderr=subprocess.PIPE, text=True)
+        assert done.returncode and done.stderr == "error: [Errno 28] No space left on device\n"
+    for words in ("sample.py out/full --max_new_tokens 4", "eval.py out/full --lengths 16",
+                  "train.py --resume out/full --max_iters 2 --no-evaluate"):
+        done = subprocess.run(f"{sys.executable} {words} >&-", cwd=repo, shell=True,
+                              env=os.environ | ONE_THREAD, stderr=subprocess.PIPE, text=True)
+        assert not done.returncode and "Error" not in done.stderr, done.stderr
+    assert torch.load(repo / "out/full/ckpt.pt", weights_only=True)["iter"] == 2
 
 
 @pytest.mark.slow
@@ -5871,8 +5906,8 @@ def stress(argv):
             try:
                 Stress(made, args.seed, kind, n, counts)
             except Exception as e:  # also of what reads a file that is not whole
-                runs.fail(f"{type(e).__name__}: {e}\nrepeat with: python test_all.py stress --seed {args.seed} "
-                          f"--case {kind}:{n}")
+                runs.fail(f"{type(e).__name__}: {e}\nrepeat with: python test_all.py stress "
+                          f"--seed {args.seed} --case {kind}:{n}")
             if args.case:
                 return
             done[kind] += 1

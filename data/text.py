@@ -611,14 +611,16 @@ def main(argv=None):
     parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
     parser.add_argument("--max_tokens", type=int, default=0)
     parser.error = lambda message: sys.exit(f"error: {message}")
-    args = parser.parse_args(argv)
+    # argparse's own hides a full disk
+    parser.print_help = lambda: print(parser.format_help(), end="", flush=True)
     try:
+        args = parser.parse_args(argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
+        print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; nothing half done is left behind")
-    print(json.dumps(meta, indent=1))
 
 
 if __name__ == "__main__":

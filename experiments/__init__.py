@@ -30,7 +30,7 @@ import importlib
 import sys
 from pathlib import Path
 
-ORDER = ("cable", "tra", "cope", "postnorm", "speed", "reliability")  # of the page; other files follow
+ORDER = ("cable", "tra", "cope", "postnorm", "speed", "reliability")  # others follow
 
 
 def files():
