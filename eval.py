@@ -346,10 +346,17 @@ def tasks_to_score(args, loaded):
                           f"{field}={theirs}: their sequences differ, score them one by one")
     if args.tokens is not None:
         runs.fail(f"--tokens is for text; {name} has --sequences")
-    if args.lengths and not find_task(name).stretches:
+    trained = first.config["block_size"]
+    lengths = args.lengths or [trained]
+    tasks = {T: runs.make_task(first.config | dict(block_size=T)) for T in lengths}
+    found = {trained: runs.make_task(first.config)} | tasks
+    widths = set()
+    for task in found.values():
+        x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
+        widths.add(x.shape[1])
+    if args.lengths and (not task.stretches or len(widths) < len(found)):
         runs.fail(f"--lengths does not make the sequences of {name} longer: leave it out")
-    lengths = args.lengths or [first.config["block_size"]]
-    return {T: runs.make_task(first.config | dict(block_size=T)) for T in lengths}
+    return tasks
 
 
 def print_scores(split, scores, positions, answers):

@@ -215,7 +215,9 @@ def steps(args):
         strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
     fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
     steps_legend(fig)
-    runs.write_figure(fig, args.out or "steps.png")
+    folder = path.parent if len(args.runs) == 1 else runs.ROOT / "out"
+    folder.mkdir(exist_ok=True)
+    runs.write_figure(fig, args.out or folder / "steps.png")
 
 
 def sharpest(layers):

@@ -61,6 +61,8 @@ def in_one_line(kind, error, trace):
         fail("another process is at work in this folder; wait for it, or name another --out_dir")
     if issubclass(kind, OSError):
         fail(error)
+    if issubclass(kind, data.BrokenTask):
+        fail(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
         fail("this does not fit into memory; try smaller sizes, lengths or batches")
     sys.__excepthook__(kind, error, trace)

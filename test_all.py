@@ -4451,6 +4451,40 @@ def test_a_bad_task_in_one_line(tasks, home, change, says):
     command(home, *words, "--data", "flipflop")  # nobody else is disturbed
 
 
+@pytest.mark.parametrize("change, says", [
+    (("return x, x.cumsum(1) % 2", "return x"), "batch('train', 4, rng) must return x, y, not a n"),
+    (("x.cumsum(1) % 2", "x[:, 0]"), "returns y of shape (4,); x and y must both be (4, T)"),
+    (("x.cumsum(1) % 2", "x[:2]"), "returns y of shape (2, 16); x and y must both be (4, T)"),
+    (("x.cumsum(1) % 2", "x.astype(np.int32)"), "returns y as int32, not NumPy int64"),
+    (("return x, x.cumsum(1) % 2", "return x.tolist(), x"), "returns x as list, not NumPy int64"),
+    (("x.cumsum(1) % 2", "2 - x"), "returns y with values from 1 to 2; they must be from -1 to"),
+    (("return x, x", "return x - 1, x"), "returns x with values from -1 to 0; they must be from 0"),
+    (("return dict(last", "return {} and dict(last"), "score must return {metric: ("),
+    (("return dict(last=(right[:, -1], y[:, -1] >= 0)", "return dict(last=(right[:, -1], 1)"),
+     "score returns 'last' of shapes [(4,), ()]; count and out_of must be (4,)"),
+    (("return dict(last", "return [1] and dict(last=3) or dict(last"), "must return a pair"),
+])
+def test_a_task_that_breaks_the_contract_is_named_at_its_first_batch(tasks, home, change, says):
+    assert change[0] in PARITY
+    write_task(tasks, "bad", PARITY.replace(*change))
+    words = "--max_iters", 1, "--eval_interval", 1, "--no-evaluate", *TINY_FLAGS
+    with pytest.raises(data.BrokenTask) as e:
+        command(home, "train.py", "--data", "bad", *words)
+    assert str(e.value).startswith("data/bad.py: ") and says in str(e.value)
+    with pytest.raises(SystemExit, match="error: data/bad.py: "):
+        runs.in_one_line(e.type, e.value, None)
+
+
+def test_a_task_that_ignores_block_size_is_not_scored_at_other_lengths(tasks, home):
+    write_task(tasks, "fixed", PARITY.replace("self.block_size", "16"))
+    flags = "--data", "fixed", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS, "--out_dir", "run"
+    command(home, "train.py", *flags)
+    for lengths in ((32,), (16, 32)):
+        said = complaint(home, "eval.py", "run", "--lengths", *lengths)
+        assert "--lengths does not make the sequences of fixed longer: leave it out" in said
+    command(home, "eval.py", "run", "--lengths", 16, "--sequences", 5)
+
+
 def test_a_task_s_defaults_may_be_for_flags_of_other_models(tasks, home):
     """P is a flag of CoPE alone; --n_layer is said, n_head comes from the task."""
     write_task(tasks, "sized", PARITY.replace(
@@ -4744,8 +4778,10 @@ def test_maps_of_a_task_and_of_text(trained, home):
         command(home, "maps.py", *words, "--out", "m", draw=True)
         assert is_png(home / "m.png")
         (home / "m.png").unlink()
-    command(home, "maps.py", "steps", trained / "tra", "--length", 8)
-    assert is_png(home / "steps.png")
+    shutil.copytree(trained / "tra", home / "tra")
+    command(home, "maps.py", "steps", "tra", "--length", 8)
+    command(home, "maps.py", "steps", "tra", trained / "rope", "--length", 8)
+    assert is_png(home / "tra" / "steps.png") and is_png(home / "out" / "steps.png")
 
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):

@@ -4,11 +4,11 @@ metrics that several tasks share.
 """
 import dataclasses
 import difflib
+import functools
 import importlib
 import os
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ class Task:
     contrast = None
     answer = None
 
-    @cached_property
+    @functools.cached_property
     def vocab_size(self):
         """Tokens are from 0 to vocab_size - 1. A task may set it as it likes: `vocab_size = 5`."""
         file = type(self).__module__.replace(".", "/") + ".py"
@@ -133,6 +133,8 @@ def load(name):
         raise ValueError(f"{file}: splits needs two names or more, the first one to train on")
     if not cls.defaults:
         raise ValueError(f"{file}: defaults needs a size, for example: {Task.defaults}")
+    if cls.kind == "symbols" and not hasattr(cls.batch, "__wrapped__"):
+        cls.batch, cls.score = checked(check_batch, cls.batch), checked(check_score, cls.score)
     return cls
 
 
@@ -155,6 +157,53 @@ def complete(cls):
         return cls
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return dataclasses.make_dataclass("Task", changed, bases=bases, namespace=names)
+
+
+class BrokenTask(Exception):
+    """What a task's batch or score returned is not what class Task says: one line, with its file"""
+
+
+def checked(check, function):
+    """A task's batch or score, whose results are checked: of a task, of each split, the first."""
+    @functools.wraps(function)
+    def wrapped(self, first, *rest):
+        found = function(self, first, *rest)
+        seen = vars(self).setdefault("seen", set())
+        about = f"batch({first!r}, {rest[0]}, rng)" if check is check_batch else "score"
+        if about not in seen:
+            wrong = check(self, found, rest[0])
+            if wrong:
+                file = type(self).__module__.replace(".", "/") + ".py"
+                raise BrokenTask(f"{file}: {about} {wrong}")
+            seen.add(about)
+        return found
+    return wrapped
+
+
+def check_batch(task, found, B):
+    """-> what is wrong with a batch, in words, or None."""
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        return f"must return x, y, not a {type(found).__name__}"
+    for name, a, low in zip("xy", found, (0, -1)):
+        if not isinstance(a, np.ndarray) or a.dtype != np.int64:
+            return f"returns {name} as {getattr(a, 'dtype', type(a).__name__)}, not NumPy int64"
+        if a.ndim != 2 or len(a) != B or not a.size or a.shape != found[0].shape:
+            return f"returns {name} of shape {a.shape}; x and y must both be ({B}, T)"
+        if a.min() < low or a.max() >= task.vocab_size:
+            return (f"returns {name} with values from {a.min()} to {a.max()}; they must be from "
+                    f"{low} to vocab_size - 1 = {task.vocab_size - 1}")
+
+
+def check_score(task, found, x):
+    """-> what is wrong with scores, in words, or None."""
+    if not isinstance(found, dict) or not found:
+        return f"must return {{metric: (count, out_of)}}, not {found!r:.40}"
+    for name, pair in found.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            return f"must return a pair (count, out_of) for {name!r}"
+        shapes = [tuple(getattr(a, "shape", ())) for a in pair]
+        if shapes != [(len(x),)] * 2:
+            return f"returns {name!r} of shapes {shapes}; count and out_of must be ({len(x)},)"
 
 
 def make(config):
