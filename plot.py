@@ -254,7 +254,9 @@ def text_lines(rows):
         kinds.append("strided")
     for kind in kinds:
         T = [int(T) for T in rows[0][kind]]
-        found[kind] = T, np.array([list(r[kind].values()) for r in rows], float)
+        ys = np.array([list(r[kind].values()) for r in rows], float)
+        ys[ys > 1e30] = np.inf  # no axis for it
+        found[kind] = T, ys
     position = [(first + last) / 2 + 1 for first, last, _ in rows[0]["by_position"]]
     loss = np.array([r["by_position"] for r in rows], float)[:, :, 2]
     return found | dict(loss=(position, loss))

@@ -4278,6 +4278,38 @@ def test_an_interrupted_pair_of_processes_stops_together_and_goes_on(repo):
 
 
 @pytest.mark.slow
+def test_a_killed_worker_ends_all_and_one_process_goes_on(repo):
+    flags = ["--model", "cable", "--data", "notes", "--max_iters", "40", "--eval_interval", "10",
+             "--no-evaluate", *TINY_FLAGS]
+    (repo / "killed.py").write_text("""if True:
+        import os, signal, sys, time
+        import train
+        original, calls = train.agreed, []
+        def agreed(*a):
+            calls.append(1)
+            if len(calls) == 15 and os.environ["RANK"] == "1":
+                print("killed at", time.time(), flush=True, file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*a)
+        train.agreed = agreed
+        train.main()""")
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 killed.py".split()
+    done = subprocess.run([sys.executable, *launch, *flags, "--out_dir", "out/two"], cwd=repo,
+                          capture_output=True, text=True, timeout=300, env=os.environ | ONE_THREAD)
+    killed = re.search(r"killed at (\d+\.\d+)", done.stderr)
+    assert done.returncode and time.time() - float(killed[1]) < 20, done.stderr
+    path = repo / "out" / "two" / "ckpt.pt"
+    assert torch.load(path, weights_only=True)["iter"] == 10
+    command(repo, "train.py", "--resume", "out/two", "--data", "notes", "--no-evaluate")
+    command(repo, "train.py", *flags, "--out_dir", "out/unbroken")
+    one, two = (torch.load(repo / "out" / name / "ckpt.pt", weights_only=True)
+                for name in ("unbroken", "two"))
+    for name, weights in one["model"].items():
+        close(weights, two["model"][name], 1e-5)
+    assert losses(repo / "out/two")[0] == pytest.approx(losses(repo / "out/unbroken")[0], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_two_processes_equal_one(repo):
     flags = ["--model", "cable", "--data", "notes", "--max_iters", 8, "--eval_interval", 4,
              "--no-evaluate", *TINY_FLAGS]
@@ -4700,6 +4732,16 @@ def test_the_committed_curve_is_that_of_the_first_command():
     table = json.loads((ROOT / "results" / "cable_table1.cpu.json").read_text())
     same = [r for r in table["runs"] if r["model"] == row["model"]]
     assert row["perplexity"] in [r["perplexity"] for r in same]
+
+
+@pytest.mark.parametrize("perplexity", [1e308, 1e-308, INF, 0.0])
+def test_a_perplexity_beyond_all_others_is_drawn(perplexity, tmp_path):
+    row = dict(block_size=16, perplexity={"16": 2.0, "32": perplexity}, model="cable", name="x",
+               by_position=[[0, 15, 1.0]], config={}, checkpoint="ckpt.pt", iter=1)
+    whole = dict(data=dict(sha256=""), tokens=16, lengths=[16, 32], runs=[row])
+    (tmp_path / "x.json").write_text(json.dumps(whole))
+    command(tmp_path, "plot.py", "lengths", "x.json", draw=True)
+    assert is_png(tmp_path / "x.png")
 
 
 def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch):
@@ -5859,8 +5901,9 @@ class Stress:
 def flags_of(folder, words):
     """The flags of a script, as its help has them."""
     more = words[1:2] if words[0] in ("plot.py", "maps.py") else []
-    if "--model" in words:
-        more = words[words.index("--model"):][:2]
+    model = words[words.index("--model") + 1:][:1] if "--model" in words else []
+    if model and model[0] in MODELS:
+        more = ["--model", *model]
     key = words[0], *more
     if key not in FLAGS:
         out = written()
