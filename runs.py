@@ -263,9 +263,10 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file, flush=True)  # argparse's hides a full disk
 
     def error(self, message):
-        if not message.startswith("unrecognized arguments: "):
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if not unknown:
             fail(message)
-        word = message.split()[2].split("=")[0]
+        word = words.split(" ")[0].split("=")[0]
         if not word.startswith("-"):
             fail(f"unexpected argument {word!r}: see --help")
         close = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.7)
@@ -572,6 +573,9 @@ def load_checkpoint(path):
         fail(f"{path} is not a whole checkpoint of this repository "
              "(cut off, or another program's)")
     try:
+        for name in ("iter", "seconds"):
+            if not 0 <= checkpoint[name] < 1 << 53:
+                raise ValueError(f"it has {name}={checkpoint[name]}")
         check_config(checkpoint["config"])
         check_weights(checkpoint)
     except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as e:
@@ -706,7 +710,8 @@ def load_run(path, device, bema=False):
     model = make_model(config)
     load_weights(model, checkpoint, path)
     if bema:
-        if "bema" not in checkpoint:
+        kept = checkpoint.get("bema", {})
+        if "ema" not in kept or kept["ema"].keys() != kept.get("start", {}).keys():
             fail(f"{path} has no BEMA weights: it was trained without --bema")
         averaged = bema_weights(checkpoint["model"], checkpoint["bema"], checkpoint["iter"], config)
         model.load_state_dict(averaged, strict=False)

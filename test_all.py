@@ -3791,6 +3791,8 @@ FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about 
     "a number": (set_weights(lambda x: 3), "are not a plain tensor"),
     "config": (lambda c: c.update(config=3), "is not a whole checkpoint"),
     "iter": (lambda c: c.update(iter="2"), "is not a whole checkpoint"),
+    "a step before the first": (lambda c: c.update(iter=-1), "it has iter=-1"),
+    "seconds": (lambda c: c.update(seconds=math.nan), "it has seconds=nan"),
     "bema": (lambda c: c.update(bema=3), "cannot be used"),
     "other bema": (lambda c: c.update(bema=dict(start=dict(x=torch.ones(2)))), "BEMA weights x"),
     "etc": (set_config(data="/etc/passwd"), "/etc/passwd is not what"),
@@ -3818,6 +3820,7 @@ def test_a_foreign_optimizer_and_settings_of_training(trained, tmp_path):
     for change, says in (
             (lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(3)), "does not fit"),
             (lambda c: c.update(optimizer=3), "the optimizer's state in"),
+            (set_config(bema=True), "the BEMA weights in"),
             (set_config(learning_rate="fast"), "learning_rate='fast', which is no float"),
             (set_config(evaluate=1), "evaluate=1, which is no bool")):
         checkpoint = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
@@ -3918,6 +3921,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     (f"bench.py decode --context {10**29}", "--context must be at most 2147483647"),
     ("plot.py lengths types.json", "types.json cannot be drawn (ValueError: "),
     ("plot.py lengths deep.json", "is not a file that eval.py"),
+    ("plot.py errors rope --out x ''", "unexpected argument ''"),
     ("sample.py cable --seed -1", "--seed must be 0 or more"),
     ("sample.py learned --max_new_tokens 40", "learned positions end at block_size=16"),
     ("sample.py rope", "was trained on flipflop, which has no text to write"),
@@ -3975,7 +3979,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
 ])
 def test_bad_requests(trained, words, says):
     before = sorted(path.name for path in trained.rglob("*"))
-    assert says in complaint(trained, *words.split())
+    assert says in complaint(trained, *shlex.split(words))
     if "learned" not in words:  # which is found out while it is scored
         assert sorted(path.name for path in trained.rglob("*")) == before
 
@@ -4305,7 +4309,7 @@ def test_a_killed_worker_ends_all_and_one_process_goes_on(repo):
     one, two = (torch.load(repo / "out" / name / "ckpt.pt", weights_only=True)
                 for name in ("unbroken", "two"))
     for name, weights in one["model"].items():
-        close(weights, two["model"][name], 1e-5)
+        close(weights, two["model"][name], 2e-6)
     assert losses(repo / "out/two")[0] == pytest.approx(losses(repo / "out/unbroken")[0], abs=1e-5)
 
 
@@ -5643,12 +5647,12 @@ PATIENCE = 45  # seconds for that: a step of training is not interrupted
 MEMORY = 2e9   # bytes that a command may have beyond what it imports
 UNBROKEN = ("train.py --model label --data notes --dropout 0.1 --bema --max_iters 24 "
             f"--eval_interval 4 --no-evaluate {' '.join(TINY_FLAGS)}")
-SMALL = f"--max_iters 6 --eval_interval 2 --no-evaluate --bema {' '.join(TINY_FLAGS)}"
-MADE = (f"{UNBROKEN} --out_dir unbroken", f"train.py --data notes --out_dir text {SMALL}",
-        f"train.py --data flipflop --out_dir task {SMALL}", "reproduce.py small --device cpu",
+BRIEF = f"--max_iters 6 --eval_interval 2 --no-evaluate --bema {' '.join(TINY_FLAGS)}"
+MADE = (f"{UNBROKEN} --out_dir unbroken", f"train.py --data notes --out_dir text {BRIEF}",
+        f"train.py --data flipflop --out_dir task {BRIEF}", "reproduce.py small --device cpu",
         "eval.py text --lengths 16 32 --tokens 64", "eval.py task --sequences 5")
 VALID = (  # commands that are made bad by more flags
-    f"train.py --data notes {SMALL} --max_iters 1", f"train.py --data flipflop {SMALL}",
+    f"train.py --data notes {BRIEF} --max_iters 1", f"train.py --data flipflop {BRIEF}",
     "train.py --resume text --max_iters 7 --no-evaluate", "sample.py text --max_new_tokens 4",
     "eval.py text --lengths 16 --tokens 64", "eval.py task --sequences 5",
     "plot.py lengths text/eval.json", "plot.py scores task/eval.json", "plot.py curves text",
@@ -5673,7 +5677,7 @@ STRANGE = [None, True, -1, 0, 3, 10**9, 10**30, 0.5, math.nan, INF, "", "x", "/u
 def small_entry():
     """What reproduce.py has: two trainings, and here it runs them itself."""
     mine = types.ModuleType("experiments.mine", "Mine.")
-    scale = dict(train=f"--data notes {SMALL}".replace("--no-evaluate ", ""),
+    scale = dict(train=f"--data notes {BRIEF}".replace("--no-evaluate ", ""),
                  eval="--lengths 16 32 --tokens 64", rows=experiments.seeds(2, "cable"))
     mine.ENTRIES = dict(small=dict(about="Small", published={}, cpu=scale))
     experiments.files, reproduce.Board.run = lambda: [mine], run_here

@@ -358,7 +358,10 @@ def restore(checkpoint, out, model, optimizer, state, rank):
     load_optimizer(optimizer, checkpoint, out)
     state |= {name: checkpoint[name] for name in ("iter", "best_val_loss", "seconds")}
     for when, weights in state.get("bema", {}).items():
-        for name, x in checkpoint["bema"][when].items():
+        kept = checkpoint.get("bema", {}).get(when, {})
+        if kept.keys() != weights.keys():
+            runs.fail(f"the BEMA weights in {out} do not fit its model")
+        for name, x in kept.items():
             weights[name].copy_(x)
     if not rank and (out / "log.jsonl").exists():
         rows = [row for row in runs.read_log(out) if row["iter"] <= state["iter"]]
