@@ -5956,7 +5956,7 @@ def mutate(draw, path):
     torch.save(checkpoint, path)
 
 
-SHARES = dict(flags=20, checkpoints=10, kills=2, starts=1, disks=1)  # of every round
+SHARES = dict(flags=20, checkpoints=10, kills=3, starts=1, disks=1)  # of every round
 
 
 def stress(argv):
