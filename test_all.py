@@ -3913,7 +3913,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("sample.py cable --prompt x --prompt_file empty.txt", "--prompt or --prompt_file, not both"),
     ("sample.py cable --max_new_tokens 0", "--max_new_tokens and --num_samples must be at least 1"),
     ("sample.py cable --temperature nan", "--temperature and --top_k must be 0 or more"),
-    ("sample.py cable --temperature 1e-320", "--temperature must be 0, which is greedy, or at"),
+    ("sample.py cable --temperature 1e-300", "--temperature must be 0, which is greedy, or at"),
     ("sample.py cable --max_new_tokens 1000000000000", "--max_new_tokens must be at most 2147"),
     ("sample.py cable --device cpu:99", "--device cpu:99: there is one cpu here"),
     (f"eval.py cable --lengths 16 {10**29}", "--lengths must be at most 2147483647"),
