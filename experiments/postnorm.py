@@ -73,8 +73,8 @@ SEARCHES = {
                 "that gives all absent tokens the same logit at every length: if the present ones "
                 "are C below them at length 2, they are only 2C / l below at length l. A norm on "
                 "the attention's output undoes the dilution.",
-                "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with a "
-                "norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
+                "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
+                "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
                 "dilute as without a norm; under a pre-norm with a final norm the precision falls "
                 "more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "The trained models (thin lines) do as the theorem says without a norm: every line "
