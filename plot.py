@@ -220,8 +220,9 @@ def lengths(args):
     *by_length, right = axes[0]
     for ax, (kind, title) in zip(by_length, titles.items()):
         length_axis(ax, data["lengths"])
-        found = [lines[kind] for lines in groups.values() if kind in lines]
-        perplexity_axis(ax, [y for _, ys in found for y in ys])
+        found = [lines[k] for lines in groups.values() for k in titles if k in lines]
+        perplexity_axis(ax, [y for _, ys in found for y in ys])  # one range for both kinds
+        ax.sharey(by_length[0])
         ax.set(xlabel="window length (tokens)", ylabel="perplexity", title=title)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")

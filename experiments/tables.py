@@ -242,6 +242,15 @@ def theorem_table(found):
 # -----------------------------------------------------------------------------
 # eval.py's and bench.py's results
 
+def strided_table(result):
+    """eval.py's perplexity by window length, and the strided one."""
+    rows = []
+    for r in result["runs"]:
+        for kind, label in (("perplexity", r["model"]), ("strided", f"{r['model']}, strided")):
+            rows.append([label, *(f"{y:.3f}" for y in r[kind].values())])
+    return markdown(["model", *(f"{T:,}" for T in result["lengths"])], rows)
+
+
 def lengths_table(result):
     """eval.py's scores of a task at several lengths: the first metric, in %."""
     rows = []
