@@ -10,8 +10,8 @@ torch's scaled_dot_product_attention on the same q, k and v.
     python bench.py attention --models cable   an attention alone: plain, by the way that kernels/
                                                has, compiled, and as its paper writes it
     python bench.py attention --run out/cable-stdlib-nano      on what a trained model computes
-    python bench.py kernels                    registers, spilled bytes and shared memory of every
-                                               kernel, with no GPU
+    python bench.py kernels                    what the compiler says about every kernel, with no
+                                               GPU: registers, spilled bytes, instructions a tile
 
 Ratios come from one run in which the candidates take turns, so that a noisy machine disturbs all
 alike; each number is the median of --repeats. What is timed is the model file's own function.
@@ -21,8 +21,6 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -349,67 +347,18 @@ def resident_memory(threads, f, model, calls, backward):
 # -----------------------------------------------------------------------------
 # kernels
 
-def kernel_report(fn, constants, target):
-    """
-    Registers, spilled bytes and shared memory of one Triton function with these tiles and switches,
-    by the ptxas that Triton brings.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    signature = {name: kind_of(name, constants) for name in fn.arg_names}
-    aligned = {}
-    for n, name in enumerate(fn.arg_names):
-        stride = name[1:] in ("b", "h", "t")
-        if signature[name].startswith("*") or stride:
-            aligned[(n,)] = [["tt.divisibility", 16]]
-    given = {(n,): constants[name] for n, name in enumerate(fn.arg_names) if name in constants}
-    options = {name: constants[name] for name in ("num_warps", "num_stages")}
-    source = ASTSource(fn, signature, given, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
-    said = assemble(folder, compiled.asm["ptx"], "sm_90a" if target == 90 else f"sm_{target}")
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    registers = re.search(r"Used (\d+) registers", said)
-    return dict(registers=int(registers[1]), spill_stores=int(spills[1]),
-                spill_loads=int(spills[2]), shared_bytes=compiled.metadata.shared)
-
-
-def kind_of(name, constants):
-    """The type of a kernel's argument, by the names that kernels/ uses."""
-    if name in constants:
-        return "constexpr"
-    if name in ("H", "Tq", "Tk", "qb", "qh", "qt", "kb", "kh", "kt", "vb", "vh", "vt"):
-        return "i32"
-    if name == "scale":
-        return "fp32"
-    if name in "q k v gk z o do dq dk dv dgk Q K V Out dOut dQ dK dV".split():
-        return "*bf16"
-    return dict(limit="*i32", first="*i32", start="*i64", last="*i64").get(name, "*fp32")
-
-
-def assemble(folder, ptx, gpu):
-    """What ptxas says about a kernel; of the two that Triton brings, one knows this PTX."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f:
-        f.write(ptx)
-        f.flush()
-        for name in ("ptxas", "ptxas-blackwell"):
-            command = [folder / name, "-v", f"--gpu-name={gpu}", f.name, "-o", os.devnull]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if not done.returncode:
-                break
-    return done.stderr
-
-
 def compile_kernels(args):
-    """Every kernel in bfloat16, for heads of 64 and 128, for an A100 and an H100, without a GPU."""
+    """Every kernel, for heads of 64 and 128, for an A100 and an H100, without a GPU."""
     if not importlib.util.find_spec("triton"):
         runs.fail("there is no Triton here: pip install triton")
-    from kernels.common import jobs
+    from kernels import report
     found = {}
-    for target, d in itertools.product((80, 90), (64, 128)):
-        for name, fn, constants in jobs(d):
-            found[f"{name}, d {d}, sm_{target}"] = kernel_report(fn, constants, target)
+    cases = itertools.product((torch.bfloat16, torch.float32), (80, 90), (64, 128))
+    for dtype, target, d in cases:
+        short = report.SHORT[dtype]
+        for name, fn, constants in report.jobs(d, dtype):
+            where = f"{short}, d {d}, sm_{target}"
+            found[f"{name}, {where}"] = report.of(fn, constants, target, dtype)
     return found
 
 

@@ -83,6 +83,8 @@ def why_no_triton(q):
     if d % 8 or not 16 <= d <= 128:
         return f"head size {d} (the kernels take multiples of 8 from 16 to 128)"
     if q.device.type == "cuda":
+        if torch.version.hip:  # its devices say cuda, and 9 for their capability
+            return "ROCm"
         return "compute capability below 8.0" if capability(q.device.index) < 8 else ""
     return "" if INTERPRET and q.device.type == "cpu" else "no CUDA"
 

@@ -1,6 +1,5 @@
 """
-What the kernels' files share: pieces of Triton kernels, pieces of the code that calls them, and
-jobs, the list of all kernels.
+What the kernels' files share: pieces of Triton kernels, and pieces of the code that calls them.
 
 D is the size of a head. Tiles in Triton are powers of two wide, so a tile of heads has C columns,
 the next power of two; the columns from D on hold zeros.
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(math.log2(math.e))
+STEP = tl.constexpr(2)  # tiles between two looks whether a row scan may stop
 
 
 # -----------------------------------------------------------------------------
@@ -25,6 +25,13 @@ def dot(a, b, acc=None):
     if INTERPRET:  # the interpreter multiplies bfloat16 as if it were integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def triangle(N: tl.constexpr):
+    """(N, N), 1 where row >= column."""
+    n = tl.arange(0, N)
+    return (n[:, None] >= n[None, :]).to(tl.float16)
 
 
 @triton.jit
@@ -101,11 +108,20 @@ def check(q, k, v):
     assert fit, "the queries are the last of the keys, of one dtype"
 
 
-def constants(q, BM, BN, warps):
+def check_memory(*tensors):
+    """An AssertionError where one has strides of its own: kernels without strides assume none."""
+    assert all(x.is_contiguous() for x in tensors), "the operator takes contiguous tensors"
+
+
+# An operator that waits for the GPU, or else torch.compile(mode="reduce-overhead") captures it.
+WAITS = (torch.Tag.cudagraph_unsafe,)
+
+
+def constants(q, BM, BN, warps, stages=2):
     """A kernel's compile-time arguments for q (B, H, Tq, d) and tiles of BM rows and BN keys."""
     D = q.size(3)
     C = triton.next_power_of_2(D)
-    return dict(D=D, C=C, BM=BM, BN=BN, num_warps=warps, num_stages=2)
+    return dict(D=D, C=C, BM=BM, BN=BN, num_warps=warps, num_stages=stages)
 
 
 def outputs(q):
@@ -128,9 +144,19 @@ def save(ctx, inputs, output):
 def bands(limit, Tk, BM, BN):
     """
     Where the bands lie if rows come in blocks of BM and keys in tiles of BN. limit (B, H, Tq) is
-    the first key in each row's band. -> first (B H, blocks): a block's leftmost tile; last (B H,
-    tiles): the last block with this tile in its band; start (B H, blocks): start + tile is that
-    tile's place among all band tiles; and how many there are, for which we must wait for the GPU.
+    the first key in each row's band.
+
+        tile       0  1  2  3  4  5
+        block 0    b                     b: the band, in which rows count
+        block 1    b  b                  t: its tail. CoPE: plain attention, the counts are full.
+        block 2    t  b  b                          TRA: not read, the decay made it too small
+        block 3    t  b  b  b
+        block 4    t  t  t  b  b         carries, BM numbers for each b:  |0|0 1|1 2|1 2 3|3 4|3 4 5
+        block 5    t  t  t  b  b  b      block 4's begin at place 8, so start[4] = 8 - 3
+
+    -> first (B H, blocks): a block's leftmost b; last (B H, tiles): the last block with this tile
+    in its band; start (B H, blocks): start + tile is that tile's place among all carries; and how
+    many there are, for which we must wait for the GPU.
     """
     Tq = limit.size(2)
     limit = limit.flatten(0, 1)
@@ -143,34 +169,4 @@ def bands(limit, Tk, BM, BN):
     top = ((block + 1) * BM).clamp(max=Tq).add(Tk - Tq - 1) // BN
     size = top - first + 1
     end = size.flatten().cumsum(0).view_as(size)
-    return first, last, end - size - first, int(end[-1, -1])
-
-
-# -----------------------------------------------------------------------------
-# for bench.py
-
-def jobs(d, dtype=torch.bfloat16):
-    """-> (name, Triton function, its constants) of every kernel as it runs for heads of size d."""
-    from . import cope, separable, tra  # not above: they import this file
-
-    q = torch.empty(1, 1, 1, d, dtype=dtype)
-    kernels = separable.forward_kernel, separable.row_kernel, separable.column_kernel
-    for log in (False, True):
-        for fn, tile in zip(kernels, separable.tiles(d, dtype, log)):
-            name = f"separable {fn.__name__} log" if log else f"separable {fn.__name__}"
-            yield name, fn, separable.constants(d, tile, log)
-
-    band = cope.tiles(q, "band")
-    tail = cope.tiles(q, "tail")
-    tail_columns = cope.tiles(q, "tail_columns")
-    passes = (("forward", cope.forward_band, cope.forward_tail, tail),
-              ("backward_rows", cope.rows_band, cope.rows_tail, tail),
-              ("backward_columns", cope.columns_band, cope.columns_tail, tail_columns))
-    yield "cope prepare band", cope.prepare, band
-    for name, in_the_band, left_of_it, tiles in passes:
-        yield f"cope {name} band", in_the_band, dict(P=64, SEP=False, **band)
-        yield f"cope {name} band sep", in_the_band, dict(P=64, SEP=True, **band)
-        yield f"cope {name} tail", left_of_it, dict(P=64, **tiles)
-
-    for fn in (tra.forward, tra.backward_rows, tra.backward_columns):
-        yield f"tra {fn.__name__}", fn, tra.tiles(q)
+    return first, last.int(), end - size - first, int(end[-1, -1])

@@ -1,5 +1,5 @@
 """
-CoPE in Triton, equal to cope_attention in model_cope.py, without a T x T matrix.
+CoPE in Triton, equal to cope_attention in model_cope.py, without a T x T matrix of logits.
 
     g_ij = sigmoid(q_i . k'_j / sqrt(d))          k' the gate keys, k if there are none
     p_ij = min(g_ij + ... + g_ii, P - 1)
@@ -24,14 +24,15 @@ Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that
     ds = dL + g (1 - g) dg                        with k' apart, its share has its own products
     dq = ds K / sqrt(d), dk = ds^T Q / sqrt(d)
 
-rows_band and rows_tail go along rows (dq, dz), columns_band and columns_tail down the keys (dk, dv,
-dk'); neither needs atomics, so gradients repeat bit for bit. A column cannot scan along rows: for
-every row and tile it needs the count to the tile's right and the sum of dL (z[floor p + 1] -
-z[floor p]) to its left. Kept from the forward pass, these would take room in every layer, and for
-all T / BN tiles, as nobody knows the bands beforehand. So backward counts again (prepare, one
-matrix product per band tile) and packs the carries of band tiles only; how many there are comes
-from limit, for one wait for the GPU. Where gates are so small that no row ever counts to P - 1, all
-tiles are band, and the carries are 2 / BN floats for every pair.
+cope_rows_* go along rows (dq, dz), cope_columns_* down the keys (dk, dv, dk'); neither needs
+atomics, so gradients repeat bit for bit. A column cannot scan along rows: for every row and tile it
+needs the count to the tile's right and the sum of dL (z[floor p + 1] - z[floor p]) to its left.
+Kept from the forward pass, these would take room in every layer, and for all T / BN tiles, as
+nobody knows the bands beforehand. So backward counts again (cope_counts, one matrix product per
+band tile) and packs the carries of band tiles only (common.bands draws it); how many there are
+comes from limit, for one wait for the GPU. A carry is 8 bytes for a row and band tile. Where gates
+are so small that no row ever counts to P - 1, all tiles are band: then the carries are T x T / 64
+pairs of numbers, .54 GB a head at T = 65,536, while backward runs.
 
 Logits are in base 2: scale is log2(e) / sqrt(d), and exp2 is what the hardware has.
 """
@@ -40,12 +41,16 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional as F
 
 from .common import (
     LOG2E,
+    STEP,
+    WAITS,
     attend,
     bands,
     check,
+    check_memory,
     constants,
     dot,
     gradients,
@@ -57,6 +62,7 @@ from .common import (
     save,
     store,
     top_tile,
+    triangle,
 )
 
 # -----------------------------------------------------------------------------
@@ -75,25 +81,38 @@ def gates(s, scale, seen):
 
 
 @triton.jit
-def look_up(z, count, g, P: tl.constexpr):
+def look_up(z, count, g, ones, P: tl.constexpr):
     """
     Positions p of a tile's keys, their bias, and its slope, which is 0 at P - 1. z points at rows,
     count is what lies to the right.
     """
-    p = tl.minimum(count[:, None] + tl.cumsum(g, 1, reverse=True), P - 1)
+    p = tl.minimum(count[:, None] + count_gates(g, ones), P - 1)
     low = p.to(tl.int32)
     a = tl.load(z[:, None] + low).to(tl.float32)
     b = tl.load(z[:, None] + tl.minimum(low + 1, P - 1)).to(tl.float32)
     return p, a + (p - low) * (b - a), b - a
 
 
+@triton.jit
+def count_gates(g, ones):
+    """
+    The sum of gates from each key to the tile's right end: a product with a triangle of ones. Two
+    16-bit numbers hold a gate to 2^-25, what float32 holds of a gate near 1. (tl.cumsum needs rows
+    of its own layout: on sm_90 rows were 1856 instructions with it and are 1444, columns 1766 and
+    1436. The scan of the gradients, which can be far below what 16 bits hold, keeps it.)
+    """
+    high = g.to(tl.float16)
+    low = (g - high.to(tl.float32)).to(tl.float16)
+    return dot(low, ones, dot(high, ones))
+
+
 # -----------------------------------------------------------------------------
 # forward
 
 @triton.jit
-def forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
-                 P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):
+def cope_forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
+                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr):
     """o and lse of the band alone, and limit. With SEP there are gate keys gk beside the keys."""
     head, block = place(Tq, BM)
     q += head * Tq * D
@@ -109,32 +128,34 @@ def forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
     den = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, C), tl.float32)
     count = tl.where(real, 0.0, P)
+    ones = triangle(BN)
     end = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN
     # the diagonal's tiles, and until all are at P - 1
     while (end > 0) & ((end > block * BM + Tk - Tq) | (tl.min(count) < P - 1)):
-        j = end - BN + keys
-        seen = j[None, :] <= i[:, None]
-        kj = load(k, j, Tk, D, C)
-        vj = load(v, j, Tk, D, C)
-        s = dot(qi, tl.trans(load(gk, j, Tk, D, C) if SEP else kj))
-        g = gates(s, scale, seen)
-        p, bias, slope = look_up(z, count, g, P)
-        # q . k once more on top of the bias: a sum done by tensor cores leaves the logits, and with
-        # them all of softmax, in their layout; a plain sum had the layout of the look-up, which
-        # took every exp2 twice
-        s = dot(qi, tl.trans(kj), bias * (LOG2E / scale)) * scale
-        m, den, acc = attend(tl.where(seen, s, float("-inf")), vj, m, den, acc)
-        count += tl.sum(g, 1)
-        end -= BN
+        for _ in range(tl.minimum(end // BN, STEP)):  # only a for loads ahead (cp.async)
+            end -= BN
+            j = end + keys
+            seen = j[None, :] <= i[:, None]
+            kt = tl.trans(load(k, j, Tk, D, C))
+            vj = load(v, j, Tk, D, C)
+            s = dot(qi, kt)
+            g = gates(dot(qi, tl.trans(load(gk, j, Tk, D, C))) if SEP else s, scale, seen)
+            p, bias, slope = look_up(z, count, g, ones, P)
+            count += tl.sum(g, 1)
+            # q . k once more on top of the bias: a sum done by tensor cores leaves the logits, and
+            # with them all of softmax, in their layout; a plain sum had the layout of the look-up,
+            # which took every exp2 twice (1415 instructions a tile, so 1012)
+            s = dot(qi, kt, bias * (LOG2E / scale)) * scale
+            m, den, acc = attend(tl.where(seen, s, float("-inf")), vj, m, den, acc)
     tl.store(limit + at, tl.zeros((BM,), tl.int32) + end, mask=real)
     store(o, r, Tq, acc / den[:, None], D, C)
     tl.store(lse + at, m + tl.log2(den), mask=real)
 
 
 @triton.jit
-def forward_tail(q, k, v, z, o, lse, limit, Tq, Tk, scale,
-                 P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):
+def cope_forward_tail(q, k, v, z, o, lse, limit, Tq, Tk, scale,
+                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr):
     """
     o and lse of all keys. It goes on from what the band left: that output is a sum of weights 1 at
     the level lse.
@@ -166,8 +187,8 @@ def forward_tail(q, k, v, z, o, lse, limit, Tq, Tk, scale,
 # backward: what rows and columns both need
 
 @triton.jit
-def prepare(q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale,
-            D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def cope_counts(q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale,
+                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """delta, and for every row and band tile the count to the tile's right."""
     head, block = place(Tq, BM)
     q += head * Tq * D
@@ -197,9 +218,9 @@ def prepare(q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale,
 # to right
 
 @triton.jit
-def rows_tail(q, k, v, z, do, lse, delta, limit, dq, dz, Tq, Tk, scale,
-              P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr):
+def cope_rows_tail(q, k, v, z, do, lse, delta, limit, dq, dz, Tq, Tk, scale,
+                   P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr):
     head, block = place(Tq, BM)
     q += head * Tq * D
     do += head * Tq * D
@@ -232,10 +253,10 @@ def rows_tail(q, k, v, z, do, lse, delta, limit, dq, dz, Tq, Tk, scale,
 
 
 @triton.jit
-def rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz,
-              Tq, Tk, scale,
-              P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr):
+def cope_rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz,
+                   Tq, Tk, scale,
+                   P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr):
     head, block = place(Tq, BM)
     q += head * Tq * D
     do += head * Tq * D
@@ -257,6 +278,7 @@ def rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums,
     top = top_tile(block, Tq, Tk, BM, BN)
     block += head * tl.cdiv(Tq, BM)
     here = tl.load(start + block) * BM + tl.arange(0, BM)
+    ones = triangle(BN)
     for n in range(tl.load(first + block), top + 1):
         j = n * BN + keys
         seen = in_band(i, j, lim)
@@ -264,7 +286,7 @@ def rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums,
         gkj = load(gk, j, Tk, D, C) if SEP else kj
         s = dot(qi, tl.trans(kj))
         g = gates(dot(qi, tl.trans(gkj)) if SEP else s, scale, seen)
-        p, bias, slope = look_up(z, tl.load(counts + here + n * BM), g, P)
+        p, bias, slope = look_up(z, tl.load(counts + here + n * BM), g, ones, P)
         a = tl.where(seen, tl.exp2(s * scale + LOG2E * bias - lsei[:, None]), 0.0)
         ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
         dg = g * (1 - g) * (total[:, None] + tl.cumsum(ds * slope, 1))
@@ -297,12 +319,12 @@ def add_to_dz(dz, p, ds, real, Tq, P: tl.constexpr):
 # first and the band adds to it
 
 @triton.jit
-def columns_tail(q, k, v, z, do, lse, delta, limit, dk, dv, Tq, Tk, scale,
-                 P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):
+def cope_columns_tail(q, k, v, z, do, lse, delta, limit, first, dk, dv, Tq, Tk, scale,
+                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr):
     """
     Tiles lie as (keys, rows): nothing is scanned, and the weights need not be turned round for the
-    products.
+    products. first (B H, tiles) is the first block with these keys in its tail.
     """
     tiles = tl.cdiv(Tk, BN)
     blocks = tl.cdiv(Tq, BM)
@@ -318,8 +340,7 @@ def columns_tail(q, k, v, z, do, lse, delta, limit, dk, dv, Tq, Tk, scale,
     vj = load(v, j, Tk, D, C)
     dkj = tl.zeros((BN, C), tl.float32)
     dvj = tl.zeros((BN, C), tl.float32)
-    begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
-    for block in range(begin, blocks):
+    for block in range(tl.load(first + head * tiles + n), blocks):
         r, i, real, at = rows_of(block, head, Tq, Tk, BM)
         lim = tl.load(limit + at, mask=real, other=0)
         far = tl.load(z + at * P + P - 1, mask=real, other=0.0).to(tl.float32) * LOG2E
@@ -338,10 +359,10 @@ def columns_tail(q, k, v, z, do, lse, delta, limit, dk, dv, Tq, Tk, scale,
 
 
 @triton.jit
-def columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums, dk, dv, dgk,
-                 Tq, Tk, scale,
-                 P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):
+def cope_columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums,
+                      dk, dv, dgk, Tq, Tk, scale,
+                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr):
     tiles = tl.cdiv(Tk, BN)
     blocks = tl.cdiv(Tq, BM)
     head, n = place_keys(tiles)
@@ -360,30 +381,36 @@ def columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sum
     dkj = tl.zeros((BN, C), tl.float32)
     dvj = tl.zeros((BN, C), tl.float32)
     dgkj = tl.zeros((BN, C), tl.float32)
+    ones = triangle(BN)
+    # turned here: in the loop they would go to shared memory anew for every block
+    kt = tl.trans(kj)
+    vt = tl.trans(vj)
+    gkt = tl.trans(gkj)
     begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
     for block in range(begin, tl.load(last + head * tiles + n) + 1):
         r, i, real, at = rows_of(block, head, Tq, Tk, BM)
         lim = tl.load(limit + at, mask=real, other=Tk)
-        if tl.min(lim) < n * BN + BN:  # not every block up to the last has this tile in its band
-            here = (tl.load(start + head * blocks + block) + n) * BM + tl.arange(0, BM)
-            qi = load(q, r, Tq, D, C)
-            doi = load(do, r, Tq, D, C)
-            lsei = tl.load(lse + at, mask=real, other=0.0)
-            deltai = tl.load(delta + at, mask=real, other=0.0)
-            seen = in_band(i, j, lim)
-            s = dot(qi, tl.trans(kj))
-            g = gates(dot(qi, tl.trans(gkj)) if SEP else s, scale, seen)
-            zi = z + (head * Tq + tl.minimum(r, Tq - 1)) * P
-            p, bias, slope = look_up(zi, tl.load(counts + here), g, P)
-            a = tl.where(seen, tl.exp2(s * scale + LOG2E * bias - lsei[:, None]), 0.0)
-            dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
-            ds = a * (dot(doi, tl.trans(vj)) - deltai[:, None])
-            dg = g * (1 - g) * (tl.load(sums + here)[:, None] + tl.cumsum(ds * slope, 1))
-            if SEP:
-                dgkj = dot(tl.trans(dg.to(qi.dtype)), qi, dgkj)
-            else:
-                ds += dg
-            dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
+        mine = lim < n * BN + BN  # not every block up to the last has this tile in its band
+        here = (tl.load(start + head * blocks + block) + n) * BM + tl.arange(0, BM)
+        qi = load(q, r, Tq, D, C)
+        doi = load(do, r, Tq, D, C)
+        lsei = tl.load(lse + at, mask=real, other=0.0)
+        deltai = tl.load(delta + at, mask=real, other=0.0)
+        seen = in_band(i, j, lim)
+        s = dot(qi, kt)
+        g = gates(dot(qi, gkt) if SEP else s, scale, seen)
+        zi = z + (head * Tq + tl.minimum(r, Tq - 1)) * P
+        p, bias, slope = look_up(zi, tl.load(counts + here, mask=mine, other=0.0), g, ones, P)
+        a = tl.where(seen, tl.exp2(s * scale + LOG2E * bias - lsei[:, None]), 0.0)
+        dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
+        ds = a * (dot(doi, vt) - deltai[:, None])
+        left = tl.load(sums + here, mask=mine, other=0.0)
+        dg = g * (1 - g) * (left[:, None] + tl.cumsum(ds * slope, 1))
+        if SEP:
+            dgkj = dot(tl.trans(dg.to(qi.dtype)), qi, dgkj)
+        else:
+            ds += dg
+        dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
     dkj = dkj * (scale / LOG2E) + load(dk, j, Tk, D, C).to(tl.float32)
     dvj += load(dv, j, Tk, D, C).to(tl.float32)
     if SEP:
@@ -398,15 +425,34 @@ def columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sum
 def tiles(q, kind):
     """
     Tiles of BM rows and BN keys: the largest for which the compiler's reports for sm_80 and sm_90
-    have no spills in forward and few in backward (bench.py kernels). Any would be right.
+    have no spills in forward and few in backward (bench.py kernels). Any would be right. band_sep
+    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes. band_columns has the
+    band's tiles; in float32 it does not load ahead, or it would spill up to 1,272 bytes.
     """
+    small = q.size(3) <= 64
     if q.dtype == torch.float32:
-        return constants(q, 32, 16, 8)
-    if q.size(3) <= 64:
-        sizes = dict(band=(64, 32, 4), tail=(128, 64, 8), tail_columns=(64, 64, 4))
+        return constants(q, 32 if small else 16, 16, 8, 1 if kind == "band_columns" else 2)
+    kind = "band" if kind == "band_columns" else kind
+    if small:
+        sizes = dict(band=(64, 32, 4), band_sep=(64, 16, 4), tail=(128, 64, 8),
+                     tail_columns=(64, 64, 4))
     else:
-        sizes = dict(band=(32, 32, 4), tail=(64, 32, 4), tail_columns=(64, 64, 8))
+        sizes = dict(band=(32, 32, 4), band_sep=(32, 32, 4), tail=(64, 32, 4),
+                     tail_columns=(64, 64, 8))
     return constants(q, *sizes[kind])
+
+
+def tails(limit, Tk, tile):
+    """(B H, tiles) int32: the first block of rows with keys of this tile in its tail."""
+    BM, BN = tile["BM"], tile["BN"]
+    limit = limit.flatten(0, 1)
+    limit = F.pad(limit, (0, -limit.size(1) % BM)).unflatten(1, (-1, BM)).amax(2)
+    count = (limit + BN - 1) // BN  # of a block's tiles with a tail: all those on the left
+    blocks = count.size(1)
+    block = torch.arange(blocks, device=limit.device).expand_as(count)
+    first = block.new_full((count.size(0), triton.cdiv(Tk, BN) + 1), blocks)
+    first = first.scatter_reduce(1, count.long(), block, "amin")
+    return first.flip(1).cummin(1)[0].flip(1)[:, 1:].int().contiguous()
 
 
 @torch.library.custom_op("nanope::cope", mutates_args=())
@@ -417,13 +463,14 @@ def cope(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor,
     Tk, P = k.size(2), z.size(3)
     sep = gate_keys is not None
     gk = gate_keys if sep else k
+    check_memory(q, k, v, z, gk)
     scale = LOG2E.value / math.sqrt(d)
     o, lse, limit = outputs(q)
-    band, tail = tiles(q, "band"), tiles(q, "tail")
+    band, tail = tiles(q, "band_sep" if sep else "band"), tiles(q, "tail")
     with torch.cuda.device_of(q):
-        forward_band[B * H * triton.cdiv(Tq, band["BM"]),](
+        cope_forward_band[B * H * triton.cdiv(Tq, band["BM"]),](
             q, k, v, gk, z, o, lse, limit, Tq, Tk, scale, P=P, SEP=sep, **band)
-        forward_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
+        cope_forward_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
             q, k, v, z, o, lse, limit, Tq, Tk, scale, P=P, **tail)
     return o, lse, limit
 
@@ -433,7 +480,7 @@ def _(q, k, v, z, gate_keys):
     return outputs(q)
 
 
-@torch.library.custom_op("nanope::cope_backward", mutates_args=())
+@torch.library.custom_op("nanope::cope_backward", mutates_args=(), tags=WAITS)
 def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                   z: torch.Tensor, gate_keys: torch.Tensor | None,
                   o: torch.Tensor, lse: torch.Tensor, limit: torch.Tensor
@@ -444,8 +491,10 @@ def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.T
     sep = gate_keys is not None
     gk = gate_keys if sep else k
     scale = LOG2E.value / math.sqrt(d)
-    band, tail, tail_columns = (tiles(q, kind) for kind in ("band", "tail", "tail_columns"))
+    band, band_columns = tiles(q, "band"), tiles(q, "band_columns")
+    tail, tail_columns = tiles(q, "tail"), tiles(q, "tail_columns")
     do = do.contiguous()
+    check_memory(q, k, v, z, gk, o, lse, limit)
     dq, dk, dv, dz, dgk = all_gradients(q, k, v, z, gate_keys)
     dz_turned = lse.new_zeros(B, H, P, Tq)
     first, last, start, total = bands(limit, Tk, band["BM"], band["BN"])
@@ -453,18 +502,19 @@ def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.T
     counts = lse.new_empty(total, band["BM"])
     sums = torch.empty_like(counts)
     with torch.cuda.device_of(q):
-        prepare[start.numel(),](
+        cope_counts[start.numel(),](
             q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale, **band)
-        rows_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
+        cope_rows_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
             q, k, v, z, do, lse, delta, limit, dq, dz_turned, Tq, Tk, scale, P=P, **tail)
-        columns_tail[B * H * triton.cdiv(Tk, tail_columns["BN"]),](
-            q, k, v, z, do, lse, delta, limit, dk, dv, Tq, Tk, scale, P=P, **tail_columns)
-        rows_band[start.numel(),](
+        cope_columns_tail[B * H * triton.cdiv(Tk, tail_columns["BN"]),](
+            q, k, v, z, do, lse, delta, limit, tails(limit, Tk, tail_columns), dk, dv,
+            Tq, Tk, scale, P=P, **tail_columns)
+        cope_rows_band[start.numel(),](
             q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz_turned,
             Tq, Tk, scale, P=P, SEP=sep, **band)
-        columns_band[last.numel(),](
+        cope_columns_band[last.numel(),](
             q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums, dk, dv, dgk,
-            Tq, Tk, scale, P=P, SEP=sep, **band)
+            Tq, Tk, scale, P=P, SEP=sep, **band_columns)
     return dq, dk, dv, dz.copy_(dz_turned.transpose(2, 3)), dgk
 
 

@@ -37,7 +37,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .common import LOG2E, check, dot, place, place_keys
+from .common import LOG2E, check, check_memory, dot, place, place_keys
 
 # -----------------------------------------------------------------------------
 # pieces of all three kernels
@@ -120,10 +120,10 @@ def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk
 
 
 @triton.jit
-def forward_kernel(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
-                   qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   LOG: tl.constexpr):
+def separable_forward(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
+                      qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                      LOG: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
     i = r + Tk - Tq                              # a query's position among the keys
     c = scale * LOG2E
@@ -177,10 +177,10 @@ def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start
 
 
 @triton.jit
-def row_kernel(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
-               qb, qh, qt, kb, kh, kt, vb, vh, vt,
-               D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-               LOG: tl.constexpr):
+def separable_rows(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
+                   qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                   LOG: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
     i = r + Tk - Tq
     c = scale * LOG2E
@@ -245,10 +245,10 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
 
 
 @triton.jit
-def column_kernel(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
-                  qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                  LOG: tl.constexpr):
+def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
+                      qb, qh, qt, kb, kh, kt, vb, vh, vt,
+                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                      LOG: tl.constexpr):
     bh, tile = place_keys(tl.cdiv(Tk, BN))
     b = bh // H
     h = bh % H
@@ -319,6 +319,7 @@ def new(x):
 def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
     """Runs the kernel, one program for each of a head's blocks of queries or keys."""
     B, H, Tq, d = q.shape
+    assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "kernels step through a head by 1"
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     with torch.cuda.device_of(q):
         kernel[(B * H * blocks,)](
@@ -330,10 +331,11 @@ def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
 def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
               log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """S (B, H, Tk) and g (B, H, Tq) float32, contiguous -> o, lse."""
+    check_memory(S, g)
     out, lse = new(q), torch.empty_like(g)
     tile = tiles(q.size(3), q.dtype, log_kernel)[0]
     blocks = triton.cdiv(q.size(2), tile[0])
-    launch(forward_kernel, tile, blocks, q, k, v, log_kernel, S, g, out, lse)
+    launch(separable_forward, tile, blocks, q, k, v, log_kernel, S, g, out, lse)
     return out, lse
 
 
@@ -342,14 +344,15 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
                        g: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
                        log_kernel: bool) -> list[torch.Tensor]:
     """-> dq, dk, dv, dS, dg."""
+    check_memory(S, g, lse)
     Tq, Tk = q.size(2), k.size(2)
     dout = dout.transpose(1, 2).contiguous()
     dq, dk, dv, dS, dg = gradients(q, k, v, S, g)
     dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
     _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
-    launch(row_kernel, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
+    launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
            S, g, out, lse, dout, dq, dg, dS_of_queries, delta)
-    launch(column_kernel, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
+    launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
            S, g, lse, dout, delta, dk, dv, dS)
     dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]

@@ -1,5 +1,5 @@
 """
-TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix.
+TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix of logits.
 
     s_ij = q_i . k_j / sqrt(d), only keys with s_ij > 0 survive
     C_ij = survivors among keys j ... i
@@ -23,8 +23,9 @@ Backward, with A = softmax(logit); the count has no gradient:
     dL_ij = A_ij (dO_i . v_j - dO_i . O_i)        dv = A^T dO
     dq = dL K / sqrt(d)     dk = dL^T Q / sqrt(d)     dlog delta_i = sum_j dL_ij C_ij
 
-backward_rows counts again and leaves every tile's carry to backward_columns, packed as in cope.py.
-No atomics.
+tra_rows counts again and leaves every tile's carry to tra_columns, packed as common.bands draws it:
+4 bytes for a row and tile that was read, .13 GB a head at T = 65,536 where nothing is left out. No
+atomics.
 """
 import math
 
@@ -34,9 +35,12 @@ import triton.language as tl
 
 from .common import (
     LOG2E,
+    STEP,
+    WAITS,
     attend,
     bands,
     check,
+    check_memory,
     constants,
     dot,
     gradients,
@@ -48,14 +52,29 @@ from .common import (
     save,
     store,
     top_tile,
+    triangle,
 )
 
 # -----------------------------------------------------------------------------
 # kernels
 
 @triton.jit
-def forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
-            D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def survivors(s, seen, ones):
+    """
+    Which of the keys seen have s > 0, and how many of these from each key to the tile's right end:
+    a product with a triangle of ones, exact, as 16 bits hold every count up to 2048. (tl.cumsum
+    needs rows of its own layout: instructions a tile on sm_90 were 1163, 1131 and 1297 with it in
+    forward, rows and columns, and are 845, 831 and 812.)
+
+    All three kernels must agree on s > 0: they form s by one product, rows times keys.
+    """
+    passed = (s > 0) & seen
+    return passed, dot(passed.to(tl.float16), ones)
+
+
+@triton.jit
+def tra_forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
+                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """o, lse and limit. bound is U in base 2."""
     head, block = place(Tq, BM)
     q += head * Tq * D
@@ -72,18 +91,19 @@ def forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
     den = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
+    ones = triangle(BN)
     end = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN
     more = True
     while (end > 0) & more:
-        j = end - BN + keys
-        vj = load(v, j, Tk, D, C)
-        s = dot(qi, tl.trans(load(k, j, Tk, D, C)))
-        passed = (s > 0) & (j[None, :] <= i[:, None])
-        p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
-        logits = tl.where(passed, s * scale + p * slope[:, None], float("-inf"))
-        m, den, acc = attend(logits, vj, m, den, acc)
-        count += tl.sum(passed.to(tl.float32), 1)
-        end -= BN
+        for _ in range(tl.minimum(end // BN, STEP)):  # only a for loads ahead (cp.async)
+            end -= BN
+            j = end + keys
+            s = dot(qi, tl.trans(load(k, j, Tk, D, C)))
+            passed, p = survivors(s, j[None, :] <= i[:, None], ones)
+            p += count[:, None]
+            logits = tl.where(passed, s * scale + p * slope[:, None], float("-inf"))
+            m, den, acc = attend(logits, load(v, j, Tk, D, C), m, den, acc)
+            count += tl.sum(passed.to(tl.float32), 1)
         rest = most - m + (count + 1) * slope  # what the keys to come can add to
         rest += tl.log2(tl.minimum(many, end.to(tl.float32)))
         more = tl.max(rest) > -17 * LOG2E
@@ -94,9 +114,9 @@ def forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
 
 
 @triton.jit
-def backward_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
-                  Tq, Tk, scale,
-                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def tra_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
+             Tq, Tk, scale,
+             D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """
     dq, dlog delta; and for the columns delta = dO . O, and the count to the right of every tile.
     """
@@ -121,14 +141,17 @@ def backward_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts
     counts += tl.load(start + block) * BM + tl.arange(0, BM)
     acc = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
+    ones = triangle(BN)
     total = tl.zeros((BM,), tl.float32)
-    for back in range(top - tl.load(first + block) + 1):
+    tiles = top - tl.load(first + block) + 1
+    tl.assume(tiles > 0)  # else ptxas (C7515) runs the products one after the other
+    for back in range(tiles):
         tl.store(counts + (top - back) * BM, count)
         j = (top - back) * BN + keys
         kj = load(k, j, Tk, D, C)
         s = dot(qi, tl.trans(kj))
-        passed = (s > 0) & (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None])
-        p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
+        passed, p = survivors(s, (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None]), ones)
+        p += count[:, None]
         a = tl.where(passed, tl.exp2(s * scale + p * slope[:, None] - lsei[:, None]), 0.0)
         ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
         acc = dot(ds.to(kj.dtype), kj, acc)
@@ -139,9 +162,9 @@ def backward_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts
 
 
 @triton.jit
-def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, dv,
-                     Tq, Tk, scale,
-                     D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def tra_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, dv,
+                Tq, Tk, scale,
+                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """dk and dv of BN keys, from the rows that see them."""
     blocks = tl.cdiv(Tq, BM)
     tiles = tl.cdiv(Tk, BN)
@@ -153,10 +176,17 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
     j = n * BN + tl.arange(0, BN)
     kj = load(k, j, Tk, D, C)
     vj = load(v, j, Tk, D, C)
+    ones = triangle(BN)
+    # turned here: in the loop they would go to shared memory anew for every block
+    kt = tl.trans(kj)
+    vt = tl.trans(vj)
     dkj = tl.zeros((BN, C), tl.float32)
     dvj = tl.zeros((BN, C), tl.float32)
     begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
-    for block in range(begin, tl.load(last + head * tiles + n) + 1):
+    # one block at least, though it may find nothing here: then C7515 can be ruled out
+    end = tl.maximum(tl.load(last + head * tiles + n), begin) + 1
+    tl.assume(begin < end)
+    for block in range(begin, end):
         r, i, real, at = rows_of(block, head, Tq, Tk, BM)
         lim = tl.load(limit + at, mask=real, other=Tk)
         slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
@@ -166,12 +196,12 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
         count = tl.load(counts + here, mask=lim < n * BN + BN, other=0.0)
         qi = load(q, r, Tq, D, C)
         doi = load(do, r, Tq, D, C)
-        s = dot(qi, tl.trans(kj))
-        passed = (s > 0) & (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None])
-        p = count[:, None] + tl.cumsum(passed.to(tl.float32), 1, reverse=True)
+        s = dot(qi, kt)
+        passed, p = survivors(s, (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None]), ones)
+        p += count[:, None]
         a = tl.where(passed, tl.exp2(s * scale + p * slope[:, None] - lsei[:, None]), 0.0)
         dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
-        ds = a * (dot(doi, tl.trans(vj)) - deltai[:, None])
+        ds = a * (dot(doi, vt) - deltai[:, None])
         dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
     store(dk + head * Tk * D, j, Tk, dkj * (scale / LOG2E), D, C)
     store(dv + head * Tk * D, j, Tk, dvj, D, C)
@@ -182,17 +212,17 @@ def backward_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts,
 
 def tiles(q):
     """Rows, keys and warps of a program, chosen as in cope.py."""
+    small = q.size(3) <= 64
     if q.dtype == torch.float32:
-        return constants(q, 32, 16, 8)
-    if q.size(3) <= 64:
-        return constants(q, 64, 64, 4)
-    return constants(q, 32, 32, 4)
+        return constants(q, 32 if small else 16, 16, 8)
+    return constants(q, 64, 64 if small else 32, 4)
 
 
 @torch.library.custom_op("nanope::tra", mutates_args=())
 def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """All contiguous, log_decay float32 -> o, lse, limit."""
+    check_memory(q, k, v, log_decay)
     B, H, Tq, d = q.shape
     Tk = k.size(2)
     scale = LOG2E.value / math.sqrt(d)
@@ -203,7 +233,7 @@ def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tens
     bound = scale * norm_q * norm_k.cummax(-1)[0][..., Tk - Tq:]
     o, lse, limit = outputs(q)
     with torch.cuda.device_of(q):
-        forward[B * H * triton.cdiv(Tq, t["BM"]),](
+        tra_forward[B * H * triton.cdiv(Tq, t["BM"]),](
             q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
     return o, lse, limit
 
@@ -213,7 +243,7 @@ def _(q, k, v, log_decay):
     return outputs(q)
 
 
-@torch.library.custom_op("nanope::tra_backward", mutates_args=())
+@torch.library.custom_op("nanope::tra_backward", mutates_args=(), tags=WAITS)
 def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                  log_decay: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, limit: torch.Tensor
                  ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -222,15 +252,16 @@ def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     scale = LOG2E.value / math.sqrt(q.size(3))
     t = tiles(q)
     do = do.contiguous()
+    check_memory(q, k, v, log_decay, o, lse, limit)
     dq, dk, dv, ddecay = gradients(q, k, v, log_decay)
     delta = torch.empty_like(lse)
     first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
     counts = lse.new_empty(total, t["BM"])
     with torch.cuda.device_of(q):
-        backward_rows[start.numel(),](
+        tra_rows[start.numel(),](
             q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
             Tq, Tk, scale, **t)
-        backward_columns[last.numel(),](
+        tra_columns[last.numel(),](
             q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv,
             Tq, Tk, scale, **t)
     return dq, dk, dv, ddecay
