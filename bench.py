@@ -2,7 +2,7 @@
 Speed and memory: of whole models, each beside the plain GPT; and of attentions alone, each beside
 torch's scaled_dot_product_attention on the same q, k and v.
 
-    python bench.py                            everything below but kernels, at nano size
+    python bench.py                            everything below but gpu and kernels, at nano size
     python bench.py train --models cable rope  training steps: tok/s, and the ratio to nope
     python bench.py decode --context 4096      one cached token after a long context: ms
     python bench.py generate --length 2048     a whole text with and without the cache
@@ -10,6 +10,8 @@ torch's scaled_dot_product_attention on the same q, k and v.
     python bench.py attention --models cable   an attention alone: plain, by the way that kernels/
                                                has, compiled, and as its paper writes it
     python bench.py attention --run out/cable-stdlib-nano      on what a trained model computes
+    python bench.py gpu                        all there is to know of the kernels on a GPU, in 10
+                                               minutes: tests, 1,000 repeats, times, a verdict
     python bench.py kernels                    what the compiler says about every kernel, with no
                                                GPU: registers, spilled bytes, instructions a tile
 
@@ -21,6 +23,7 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -187,16 +190,16 @@ def evaluate(args, name, folder, *flags):
 # -----------------------------------------------------------------------------
 # attentions alone
 
-def attention(args):
+def attention(args, found=None):
     """
     By length and name: forward alone, and forward and backward. A way that fails (no compiler, no
-    memory, no backward) has the reason instead.
+    memory, no backward) has the reason instead. found is filled as it goes.
     """
-    found = {}
+    found = {} if found is None else found
     on_cpu = args.device.type == "cpu"
     longest = 4096 if on_cpu else 16384  # with backward: plain functions keep all their biases
     for T in args.lengths or ([1024, 4096] if on_cpu else [1024, 2048, 4096, 8192, 16384, 65536]):
-        rows = found[T] = dict(sdpa={})
+        rows = found.setdefault(T, dict(sdpa={}))
         for name, model, calls in inputs(args, T):
             for key in ("forward", "both")[:1 if T > longest else 2]:
                 measure(args, rows, name, model, calls, T, key)
@@ -363,16 +366,125 @@ def compile_kernels(args):
 
 
 # -----------------------------------------------------------------------------
+# all of it on a GPU, within ten minutes
+
+SECONDS = 480  # no step begins later: the last one has two minutes
+
+
+def why_no_gpu():
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device here"
+    if not importlib.util.find_spec("triton"):
+        return "there is no Triton here: pip install triton"
+    return ""
+
+
+def gpu(args, result, keep):
+    """
+    Fills result step by step, and keeps it after each: what was measured stays, whatever comes.
+    torch.compile takes long: it comes last and at one length.
+    """
+    begun = time.monotonic()
+    result["attention"], result["repeats"] = {}, {}
+    names = with_kernels()
+    steps = [("tests", kernel_tests, result)]
+    steps += [(f"repeats of {name}", repeats, args, name, result["repeats"]) for name in names]
+    lengths = 1024, 4096, 16384
+    ways = "plain", "kernel", "literal"
+    for T, name in itertools.product(lengths, names):
+        steps.append((f"{name} at {T:,}", times, args, name, T, ways, result["attention"]))
+    for name in names:
+        steps.append((f"{name} compiled", times, args, name, 1024, ["compiled"],
+                      result["attention"]))
+    for what, step, *more in steps:
+        if time.monotonic() - begun > SECONDS:
+            result["stopped"] = f"before {what}, as time was up"
+        else:
+            try:
+                step(*more)
+                clock(args.device, lambda: None)  # is the device still there?
+            except Exception as e:  # a device that is lost, say: what follows would fail as well
+                said = str(e).strip() or type(e).__name__
+                result["stopped"] = f"at {what}: {said.splitlines()[0][:200]}"
+        result["seconds"] = round(time.monotonic() - begun)
+        keep()
+        if "stopped" in result:
+            print(f"stopped {result['stopped']}", flush=True)
+            break
+        print(f"  {result['seconds']} s: {what}", flush=True)
+
+
+def with_kernels():
+    """The first name of every model file that has a Triton kernel."""
+    names = {}
+    for name in runs.models():
+        module = runs.find_model(name)[0]
+        if runs.plain_function(module) in runs.kernels.ON_GPU:
+            names.setdefault(module, name)
+    return list(names.values())
+
+
+def kernel_tests(result):
+    """Every test of the kernels, on this GPU."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-q",
+               runs.ROOT / "test_all.py", "-m", "not slow", "-k", "interpreted"]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    try:
+        done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True,
+                              timeout=240)
+    except subprocess.TimeoutExpired:
+        result["tests"] = dict(ok=False, said="not done after 240 s", failed=[])
+        return
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    result["tests"] = dict(ok=done.returncode == 0, said=last, failed=lines)
+
+
+def repeats(args, name, found, times=1000):
+    """Whether outputs and gradients are the same bits, a thousand times."""
+    args.models = [name]
+    for label, model, calls in inputs(args, 1024):
+        fast = runs.kernels.faster(getattr(*plain_of(model)), *calls[0])
+        if fast is None:
+            found[label] = dict(times=0, different=0)
+            continue
+        step = call(fast, model, calls, True)
+        first = [x for x in step() if x is not None]
+        different = 0
+        for _ in range(times):
+            again = [x for x in step() if x is not None]
+            different += not all(map(torch.equal, first, again))
+        found[label] = dict(times=times, different=different)
+
+
+def plain_of(model):
+    module = runs.attention_module(model)
+    return module, runs.plain_function(module)
+
+
+def times(args, name, T, ways, found):
+    args.models, args.lengths, args.ways = [name], [T], ways
+    attention(args, found)
+
+
+def verdict(out, result):
+    """One page beside the JSON: what was promised, and what came of it."""
+    page = out.with_suffix(".md")
+    runs.write_safely(page, lambda tmp: tmp.write_text(tables.verdict(result) + "\n"))
+    print(f"wrote {page}")
+
+
+# -----------------------------------------------------------------------------
 # command line
 
 KINDS = dict(attention=attention, train=train, decode=decode, generate=generate, memory=memory,
-             kernels=compile_kernels)
+             kernels=compile_kernels, gpu=gpu)
 
 
 def make_flags():
     parser = runs.make_parser(__doc__)
     add = parser.add_argument
-    add("kinds", nargs="*", help=f"which: {' '.join(KINDS)}; default: all but kernels")
+    add("kinds", nargs="*", help=f"which: {' '.join(KINDS)}; default: all but kernels and gpu")
     add("--models", nargs="+", help="default: every one; attention: the first of every file; "
                                     f"generate: {ONE}")
     add("--beside", default=BESIDE, metavar="MODEL",
@@ -401,6 +513,11 @@ def check(args):
     if args.length < 0 or min(args.context, args.repeats, *(args.lengths or [1])) < 1:
         runs.fail("--length must be 0 (the default) or more, "
                   "--lengths, --context and --repeats at least 1")
+    if "gpu" in args.kinds:
+        if args.kinds != ["gpu"]:
+            runs.fail("gpu measures by itself: python bench.py gpu")
+        if why_no_gpu():
+            runs.fail(f"no GPU to measure: {why_no_gpu()}")
     if args.length and args.kinds == ["attention"]:
         runs.fail("attention takes --lengths, one or several")
     if args.run and args.kinds != ["attention"]:
@@ -434,18 +551,22 @@ def main(argv=None):
     words = sys.argv[1:] if argv is None else map(str, argv)
     result = dict(command=" ".join(["python bench.py", *words]),
                   environment=runs.environment(), size=args.size, where=said)
-    out = Path(args.out or runs.ROOT / "results" / f"bench.{args.device.type}.json")
+    stem = "gpu" if args.kinds == ["gpu"] else args.device.type
+    out = Path(args.out or runs.ROOT / "results" / f"bench.{stem}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
-    for kind in args.kinds or list(KINDS)[:-1]:
+    if args.kinds == ["gpu"]:
+        gpu(args, result, lambda: runs.write_json(out, result))
+        verdict(out, result)
+    for kind in [] if args.kinds == ["gpu"] else args.kinds or list(KINDS)[:-2]:
         args.length = length or dict(generate=2048, memory=16384).get(kind)
         result[kind] = KINDS[kind](args)
         show(kind, result[kind])
         runs.write_json(out, result)
     print(f"\nwrote {out}")
-    failed = 0
-    if "attention" in result:
-        failed = runs.script("plot.py", "attention", out)
+    failed = int(bool(result.get("stopped")) or not result.get("tests", dict(ok=True))["ok"])
+    if result.get("attention"):
+        failed |= runs.script("plot.py", "attention", out)
     if out.resolve().parent == runs.ROOT / "results":
         tables.write_page()
         print("wrote results/README.md")

@@ -1,5 +1,18 @@
 """Speed, memory and kernels"""
 
+# What the kernels were built to reach, predicted from their instructions before any GPU ran them:
+# {(attention, T): (forward, forward and backward)} beside scaled_dot_product_attention in bfloat16
+TARGETS = {
+    ("cable", 4096): (0.95, 1.05),
+    ("cable", 16384): (1.0, 1.1),
+    ("fox", 4096): (0.95, 1.05),
+    ("fox", 16384): (1.0, 1.1),
+    ("cope", 4096): (1.7, 2.6),
+    ("cope", 16384): (1.25, 1.4),
+    ("cope, gates 0.03", 4096): (7.6, 12),
+    ("tra, decay 0.99", 4096): (4, 3.5),
+}
+
 SECTIONS = {
     "bench.cpu": dict(
         about="Speed and memory of whole models at nano size",
@@ -39,7 +52,7 @@ SECTIONS = {
         reads=["The listing flips whole T x T matrices to sum the gates; model_cope.py takes 128 "
                "query rows at a time, nearest key first, and stops where all counts are full."]),
     "bench.kernels": dict(
-        about="The Triton kernels in bfloat16, by head size d and GPU (sm_80: A100, sm_90: H100)",
+        about="The Triton kernels by type, head size d and GPU (sm_80: A100, sm_90: H100)",
         json=["bench.kernels.json"],
         reads=[
             "On a GPU the models call Triton kernels by themselves; train.py prints which way runs "
@@ -57,10 +70,16 @@ SECTIONS = {
             "the plain functions in float64 to 1e-5 of the largest value in float32 (odd lengths, "
             "Tq < Tk, T = 1, head sizes 16 to 128, gates that fill at once or never, rows without "
             "a survivor), and they compile for both GPUs, here with Triton 3.9. No forward kernel "
-            "spills. On a GPU `python bench.py attention` measures them beside torch.compile and "
-            "scaled_dot_product_attention.",
+            "spills, none that uses wgmma is serialized by ptxas (C7515), and every pipelined loop "
+            "over tiles loads ahead; the instructions are those of that loop, by nvdisasm. TRA's "
+            "and CoPE's counts are matrix products with a triangle of ones, as a scan had its own "
+            "layout: on sm_90 a tile of TRA took 1,163 (forward), 1,131 (rows) and 1,297 (columns) "
+            "instructions with it. On a GPU `python bench.py gpu` tests, repeats and times them "
+            "beside torch.compile and scaled_dot_product_attention, in ten minutes.",
             "CoPE's and TRA's backward wait for the GPU once a layer, to learn how many band tiles "
-            "there are, so they cannot be captured in a CUDA graph. The variants in experiments/ "
-            "and decoding one token at a time take the plain way.",
+            "there are, so they are kept out of CUDA graphs; meanwhile they hold 8 and 4 bytes for "
+            "every row and band tile: .54 and .13 GB a head at T = 65,536 if no count ever fills "
+            "and nothing decays. The variants in experiments/ and decoding one token at a time "
+            "take the plain way.",
         ]),
 }

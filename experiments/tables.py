@@ -8,7 +8,7 @@ import statistics
 
 import experiments
 import runs
-from experiments import minimal, trainings
+from experiments import minimal, speed, trainings
 
 INTRO = """# Results
 
@@ -333,15 +333,43 @@ def attention_table(found):
 
 
 def kernels_table(found):
-    """Registers / bytes spilled, a row for each kernel."""
+    """Registers / bytes spilled / instructions, a row for each kernel."""
     rows, columns = {}, {}
     for name, r in found.items():
         kernel, _, target = name.partition(", ")
         columns[target] = None
         spilled = max(r["spill_stores"], r["spill_loads"])
-        rows.setdefault(kernel, {})[target] = f"{r['registers']} / {spilled}"
+        cell = f"{r['registers']} / {spilled} / {r['instructions']:,}"
+        rows.setdefault(kernel, {})[target] = cell + (" C7515" if r["serialized"] else "")
     lines = [[kernel, *(cells.get(t, "-") for t in columns)] for kernel, cells in rows.items()]
-    return markdown(["registers / bytes spilled", *columns], lines)
+    return markdown(["registers / bytes spilled / instructions a tile", *columns], lines)
+
+
+def verdict(result):
+    """What bench.py gpu found, against speed.TARGETS, as one page."""
+    lines = ["# The kernels on a GPU", "", f"`{result['command']}`, {result['where']}", ""]
+    stopped = result.get("stopped")
+    lines += [f"**Stopped {stopped}.** What was measured before is below.", ""] if stopped else []
+    tests = result.get("tests")
+    if tests:
+        lines += [f"Tests: **{'met' if tests['ok'] else 'MISSED'}** ({tests['said']})", ""]
+        lines += [f"- {line}" for line in tests["failed"]]
+    for name, r in result.get("repeats", {}).items():
+        met = "MISSED" if r["different"] or not r["times"] else "met"
+        lines.append(f"- {name}, the same bits {r['times']:,} times: **{met}**"
+                     f" ({r['different']} differ)")
+    rows = []
+    for (name, T), most in speed.TARGETS.items():
+        found = result.get("attention", {})
+        row = found.get(T, found.get(str(T), {})).get(f"{name}: kernel", {})
+        for key, target in zip(("forward", "both"), most):
+            x = row.get(f"{key}_of_sdpa")
+            said = row.get(f"{key}_failed", "not measured")
+            met = said if x is None else "met" if x <= target else "MISSED"
+            what = "forward" if key == "forward" else "forward and backward"
+            rows.append([name, f"{T:,}", what, target, "-" if x is None else f"{x:.2f}", met])
+    head = ["attention", "T", "time beside torch's own", "target, at most", "measured", "verdict"]
+    return "\n".join([*lines, "", markdown(head, rows)])
 
 
 def stress_table(result):

@@ -426,13 +426,11 @@ def tiles(q, kind):
     """
     Tiles of BM rows and BN keys: the largest for which the compiler's reports for sm_80 and sm_90
     have no spills in forward and few in backward (bench.py kernels). Any would be right. band_sep
-    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes. band_columns has the
-    band's tiles; in float32 it does not load ahead, or it would spill up to 1,272 bytes.
+    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes.
     """
     small = q.size(3) <= 64
     if q.dtype == torch.float32:
-        return constants(q, 32 if small else 16, 16, 8, 1 if kind == "band_columns" else 2)
-    kind = "band" if kind == "band_columns" else kind
+        return constants(q, 32 if small else 16, 16, 8)
     if small:
         sizes = dict(band=(64, 32, 4), band_sep=(64, 16, 4), tail=(128, 64, 8),
                      tail_columns=(64, 64, 4))
@@ -440,6 +438,14 @@ def tiles(q, kind):
         sizes = dict(band=(32, 32, 4), band_sep=(32, 32, 4), tail=(64, 32, 4),
                      tail_columns=(64, 64, 8))
     return constants(q, *sizes[kind])
+
+
+def tiles_of_columns(q, sep):
+    """
+    The band's, for cope_columns_band. In float32 or with gate keys its loop does not load ahead: it
+    would spill up to 1,272 and 372 bytes.
+    """
+    return tiles(q, "band") | dict(num_stages=1 if sep or q.dtype == torch.float32 else 2)
 
 
 def tails(limit, Tk, tile):
@@ -491,7 +497,7 @@ def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.T
     sep = gate_keys is not None
     gk = gate_keys if sep else k
     scale = LOG2E.value / math.sqrt(d)
-    band, band_columns = tiles(q, "band"), tiles(q, "band_columns")
+    band, band_columns = tiles(q, "band"), tiles_of_columns(q, sep)
     tail, tail_columns = tiles(q, "tail"), tiles(q, "tail_columns")
     do = do.contiguous()
     check_memory(q, k, v, z, gk, o, lse, limit)

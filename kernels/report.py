@@ -35,7 +35,7 @@ def jobs(d, dtype=torch.bfloat16):
     for sep in (False, True):
         forward = cope.tiles(q, "band_sep") if sep else band
         in_the_band = ((cope.cope_forward_band, forward), (cope.cope_rows_band, band),
-                       (cope.cope_columns_band, cope.tiles(q, "band_columns")))
+                       (cope.cope_columns_band, cope.tiles_of_columns(q, sep)))
         for fn, tile in in_the_band:
             yield fn.__name__ + (" sep" if sep else ""), fn, dict(P=64, SEP=sep, **tile)
     left_of_it = ((cope.cope_forward_tail, tail), (cope.cope_rows_tail, tail),
