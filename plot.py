@@ -218,7 +218,7 @@ def lengths(args):
                              "or more to look back on")
     fig, axes = panels(len(titles) + 1, 5.2, 4.4, sharey=False)
     *by_length, right = axes[0]
-    for ax, (kind, title) in zip(by_length, titles.items()):
+    for ax, title in zip(by_length, titles.values()):
         length_axis(ax, data["lengths"])
         found = [lines[k] for lines in groups.values() for k in titles if k in lines]
         perplexity_axis(ax, [y for _, ys in found for y in ys])  # one range for both kinds
