@@ -197,7 +197,8 @@ def attention(args, found=None):
     """
     found = {} if found is None else found
     on_cpu = args.device.type == "cpu"
-    longest = 4096 if on_cpu else 16384  # with backward: plain functions keep all their biases
+    # with backward; plain functions keep all their biases
+    longest = 4096 if on_cpu and "plain" in args.ways else 16384
     for T in args.lengths or ([1024, 4096] if on_cpu else [1024, 2048, 4096, 8192, 16384, 65536]):
         rows = found.setdefault(T, dict(sdpa={}))
         for name, model, calls in inputs(args, T):

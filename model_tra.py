@@ -13,7 +13,7 @@ What differs from the paper, and why:
 - a row with no survivor outputs 0, as in the authors' notebook. The paper's -1e11 would give such
   a row equal weights on every key, those of the future included: a leak
 - norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook
-  has both, and the results lean on them (`python reproduce.py tra_norm`)
+  has both (what they do: `python reproduce.py tra_norm`)
 - every head has its own delta; Eq. 8 has one
 - backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E
 - M and C have no gradient: a step function has none

@@ -251,6 +251,20 @@ def strided_table(result):
     return markdown(["model", *(f"{T:,}" for T in result["lengths"])], rows)
 
 
+def runs_table(result):
+    """eval.py's scores of a task at several lengths, a row for each run: the first metric, in %."""
+    rows, lengths = [], list(result["runs"][0]["scores"])
+    for r in result["runs"]:
+        cells = []
+        for split in result["splits"]:
+            for T in lengths:
+                found = next(iter(r["scores"][T][split].values()))
+                cells.append(f"{100 * found['value']:.1f}")
+        rows.append([r["name"], *cells])
+    heads = [f"{split} {int(T):,}" for split in result["splits"] for T in lengths]
+    return markdown(["run", *heads], rows)
+
+
 def lengths_table(result):
     """eval.py's scores of a task at several lengths: the first metric, in %."""
     rows = []
