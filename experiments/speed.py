@@ -58,8 +58,7 @@ SECTIONS = {
             "so at 16,384 CABLE takes less time than plain attention, forward and backward. Its "
             "output is that of the whole sum to 1e-6.",
             "What has decayed to e^-90 is a denormal number, on which a CPU is several times "
-            "slower; train.py and the other commands have it flushed to 0. Without that, forward "
-            "and backward of one more key column, as it was before, took about twice as long.",
+            "slower; train.py and the other commands have it flushed to 0.",
             "One token of cached decoding gains nothing: the bound needs the size of every key, "
             "which costs what the attention costs.",
         ]),
