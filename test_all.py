@@ -1464,7 +1464,7 @@ COMPILED = {(torch.bfloat16, 80): 200, (torch.bfloat16, 90): 60,
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [16, 64, 128])
 @pytest.mark.parametrize("dtype, target", COMPILED)
 def test_what_the_machine_code_says(dtype, target, d):
     """

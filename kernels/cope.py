@@ -426,17 +426,17 @@ def tiles(q, kind):
     """
     Tiles of BM rows and BN keys: the largest for which the compiler's reports for sm_80 and sm_90
     have no spills in forward and few in backward (bench.py kernels). Any would be right. band_sep
-    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes.
+    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes (and 16 at d = 16).
     """
-    small = q.size(3) <= 64
+    d = q.size(3)
     if q.dtype == torch.float32:
-        return constants(q, 32 if small else 16, 16, 8)
-    if small:
-        sizes = dict(band=(64, 32, 4), band_sep=(64, 16, 4), tail=(128, 64, 8),
-                     tail_columns=(64, 64, 4))
+        return constants(q, 32 if 16 < d <= 64 else 16, 16, 8)
+    if d <= 64:
+        sizes = dict(band=(64, 32 if d > 16 else 16, 4), band_sep=(64, 16, 4),
+                     tail=(128, 64, 8), tail_columns=(64, 64, 4))
     else:
-        sizes = dict(band=(32, 32, 4), band_sep=(32, 32, 4), tail=(64, 32, 4),
-                     tail_columns=(64, 64, 8))
+        sizes = dict(band=(32, 32, 4), band_sep=(32, 32, 4),
+                     tail=(64, 32, 4), tail_columns=(64, 64, 8))
     return constants(q, *sizes[kind])
 
 

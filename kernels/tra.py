@@ -212,10 +212,10 @@ def tra_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, 
 
 def tiles(q):
     """Rows, keys and warps of a program, chosen as in cope.py."""
-    small = q.size(3) <= 64
+    d = q.size(3)
     if q.dtype == torch.float32:
-        return constants(q, 32 if small else 16, 16, 8)
-    return constants(q, 64, 64 if small else 32, 4)
+        return constants(q, 32 if 32 < d <= 64 else 16, 16, 8)
+    return constants(q, 64, 64 if d <= 64 else 32, 4)
 
 
 @torch.library.custom_op("nanope::tra", mutates_args=())
