@@ -44,7 +44,8 @@ SECTIONS = {
         reads=[
             "Gates 0.5 and 0.03 are CoPE's mean gate: how soon its counts are full; decay is TRA's "
             "for one survivor. CABLE and FoX were measured by one more key column, before "
-            "kernels/cpu.py left out what has decayed. On the CPU a CoPE or TRA step costs more than its attention.",
+            "kernels/cpu.py left out what has decayed. On the CPU a CoPE or TRA step costs more "
+            "than its attention.",
         ]),
     "bench.attention.trained.cpu": dict(
         about="The attention of a trained CABLE alone, all four layers: time beside torch's "

@@ -97,8 +97,8 @@ EARLIER = "out/tra_table1.cpu/"
 PICTURED = [f"{RUNS}{name}" for name in (
     "alibi-1337", "fox-norm-pre-no-qk_norm-1337", "cable-norm-pre-no-qk_norm-1337",
     "cope-norm-pre-no-qk_norm-1337", "tra-norm-post-qk_norm-1338")]
-TRAINED = ("The models are runs of tra_norm, 1,000 steps (ALiBi by the same command); TRA has its own "
-           "norms, the others are pre-norm without QK-norm.")
+TRAINED = ("The models are runs of tra_norm, 1,000 steps (ALiBi by the same command); TRA has its "
+           "own norms, the others are pre-norm without QK-norm.")
 SECTIONS = {
     "tra_seeds": dict(
         about="Does TRA need its norms? Flip-flop, exact match (%): three seeds of TRA as its "
