@@ -141,8 +141,8 @@ SECTIONS = {
         reads=[
             "Five trained models read the same string, each shown by the head that attends most "
             "sharply at the last `r`. Nobody told them what a step is. In these runs FoX and CABLE "
-            "made the `w` their step, CABLE almost nothing else; CoPE counts every token a little "
-            "and `w` most; TRA has thrown out all but a few keys and counts those. ALiBi cannot "
+            "made the `w` their step, FoX its bit as well; CoPE counts every token a little "
+            "and `w` most; TRA has thrown out most keys and counts the others. ALiBi cannot "
             "choose.",
             TRAINED,
         ]),
@@ -155,7 +155,7 @@ SECTIONS = {
         figures=["maps_tra.png", "maps_cope.png"],
         reads=[
             "TRA's last layer: a yellow square in the lower row is a key that counts, the others "
-            "are dropped; head 0 holds on to the last write. CoPE's last layer on the same string: "
+            "are dropped. CoPE's last layer on the same string: "
             "its soft gates, and the attention by position alone.",
             TRAINED,
         ]),
