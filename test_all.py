@@ -4399,19 +4399,20 @@ def test_a_killed_worker_ends_all_and_one_process_goes_on(repo):
         train.agreed = agreed
         train.main()""")
     launch = "-m torch.distributed.run --standalone --nproc_per_node 2 killed.py".split()
-    done = subprocess.run([sys.executable, *launch, *flags, "--out_dir", "out/two"], cwd=repo,
+    done = subprocess.run([sys.executable, *launch, *flags, "--out_dir", "out/killed"], cwd=repo,
                           capture_output=True, text=True, timeout=300, env=os.environ | ONE_THREAD)
     killed = re.search(r"killed at (\d+\.\d+)", done.stderr)
     assert done.returncode and time.time() - float(killed[1]) < 20, done.stderr
-    path = repo / "out" / "two" / "ckpt.pt"
+    path = repo / "out" / "killed" / "ckpt.pt"
     assert torch.load(path, weights_only=True)["iter"] == 10
-    command(repo, "train.py", "--resume", "out/two", "--data", "notes", "--no-evaluate")
+    command(repo, "train.py", "--resume", "out/killed", "--data", "notes", "--no-evaluate")
     command(repo, "train.py", *flags, "--out_dir", "out/unbroken")
     one, two = (torch.load(repo / "out" / name / "ckpt.pt", weights_only=True)
-                for name in ("unbroken", "two"))
+                for name in ("unbroken", "killed"))
     for name, weights in one["model"].items():
         close(weights, two["model"][name], 2e-6)
-    assert losses(repo / "out/two")[0] == pytest.approx(losses(repo / "out/unbroken")[0], abs=1e-5)
+    resumed, unbroken = losses(repo / "out/killed")[0], losses(repo / "out/unbroken")[0]
+    assert resumed == pytest.approx(unbroken, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -214,7 +214,8 @@ def tiles(q):
     """Rows, keys and warps of a program, chosen as in cope.py."""
     d = q.size(3)
     if q.dtype == torch.float32:
-        return constants(q, 32 if 32 < d <= 64 else 16, 16, 8)
+        rows = 32 if d <= 16 or 32 < d <= 64 else 16  # the largest that spills nothing, as compiled
+        return constants(q, rows, 16, 8)
     return constants(q, 64, 64 if d <= 64 else 32, 4)
 
 
