@@ -30,6 +30,10 @@ import runs
 
 CHUNK = 500           # sequences of a task that are drawn at once
 BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
+LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
+
+
+KINDS = dict(text="text", symbols="synthetic tasks", pairs="retrieval")
 
 
 class Run(NamedTuple):
@@ -339,17 +343,17 @@ def tasks_to_score(args, loaded):
         if run.config["data"] != name:
             runs.fail(f"{run.path} was trained on {run.config['data']}, {first.path} on {name}: "
                       "score them one by one")
+        runs.check_text(run.path, run.checkpoint)
         for field, value in runs.pick(find_task(name), run.config).items():
             theirs = first.config.get(field, value)
             if value != theirs and not (field == "block_size" and args.lengths):
                 runs.fail(f"{run.path} was trained with {field}={value}, {first.path} with "
                           f"{field}={theirs}: their sequences differ, score them one by one")
-    if args.tokens is not None:
-        runs.fail(f"--tokens is for text; {name} has --sequences")
     trained = first.config["block_size"]
     lengths = args.lengths or [trained]
-    tasks = {T: runs.make_task(first.config | dict(block_size=T)) for T in lengths}
-    found = {trained: runs.make_task(first.config)} | tasks
+    kept = first.checkpoint["kept"]
+    tasks = {T: runs.make_task(first.config | dict(block_size=T), kept) for T in lengths}
+    found = {trained: runs.make_task(first.config, kept)} | tasks
     widths = set()
     for task in found.values():
         x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
@@ -384,6 +388,157 @@ def print_list(line):
 
 
 # -----------------------------------------------------------------------------
+# pairs: search documents, cut to one length after the other
+
+READINGS = dict(
+    whole="one vector of all that it may read", windows="the best window of the training length",
+    bm25="BM25", whole_bm25="the sum of the ranks by whole and by BM25",
+    windows_bm25="the sum of the ranks by windows and by BM25")
+
+
+def batches(texts):
+    """Which texts go through a model together: of like lengths, BATCH_TOKENS with their padding."""
+    batch = []
+    for n in sorted(range(len(texts)), key=lambda n: len(texts[n])):
+        if batch and (len(batch) + 1) * len(texts[n]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(n)
+    yield batch
+
+
+@torch.no_grad()
+def embed(model, texts, device, context):
+    """Texts, a list of (n,) token arrays -> (N, C) unit vectors."""
+    found = np.empty((len(texts), model.config.n_embd), np.float32)
+    for batch in batches(texts):
+        longest = max(1, len(texts[batch[-1]]))
+        idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
+        for row, n in zip(idx, batch):
+            row[:len(texts[n])] = torch.from_numpy(texts[n])
+        with context:
+            found[batch] = model.embed(idx.to(device)).float().cpu().numpy()
+    return found
+
+
+def window_scores(run, documents, queries, T, device, context):
+    """-> (Q, windows) scores of all windows of T tokens, (windows,) their documents, places."""
+    parts, of, place = [], [], []
+    for n, tokens in enumerate(documents):
+        for start in range(0, max(1, len(tokens)), T):
+            parts.append(tokens[start:start + T])
+            of.append(n)
+            place.append(start)
+    scores = queries @ embed(run.model, parts, device, context).T
+    return scores, np.array(of), np.array(place)
+
+
+def best_window(scores, of, N):
+    """(Q, windows) and their documents (windows,), in order -> (Q, N), each document's best."""
+    firsts = np.searchsorted(of, np.arange(N))
+    return np.maximum.reduceat(scores, firsts, axis=1)
+
+
+def summary(places, seed):
+    """Places (Q,) of the right documents -> {metric: dict(value, low, high)}."""
+    found = {}
+    measures = {"ndcg@10": data.ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
+    for name, values in measures.items():
+        low, high = data.bootstrap(np.asarray(values, float), seed)
+        found[name] = dict(value=float(np.mean(values)), low=low, high=high)
+    return found
+
+
+def evaluate_pairs(args, loaded, device, context, words):
+    """Pairs: every model at every length of the documents -> what goes into the JSON."""
+    first, split = loaded[0], args.split or "test"
+    for run in loaded:
+        for name in ("data", "corpus", "tokenizer", "block_size", "query_size"):
+            if run.config[name] != first.config[name]:
+                runs.fail(f"{run.path} was trained with {name}={run.config[name]}, {first.path} "
+                          f"with {name}={first.config[name]}: score them one by one")
+        runs.check_text(run.path, run.checkpoint)
+    tasks = [runs.make_task(run.config, run.checkpoint["kept"]) for run in loaded]
+    check_split(split, tasks[0])
+    lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
+    documents, queries, of, at = tasks[0].collection(split, lengths[-1])
+    some = np.random.default_rng(args.seed).permutation(len(queries))[:args.queries or 1000]
+    if not len(some):
+        runs.fail(f"no query of {split} is answered in the first {lengths[-1]} tokens")
+    queries, of, at = [queries[n] for n in some], of[some], at[some]
+    chance = float(data.ndcg(np.arange(1, len(documents) + 1)).mean())
+    print(f"nDCG@10 in % (chance {100 * chance:.1f}): {len(queries):,} queries, "
+          f"{len(documents):,} documents of {tasks[0].corpus} ({split}), cut to length; {words}")
+
+    asked, bm25 = [data.words(text) for text in tasks[0].read(queries)], {}
+    for L in lengths:
+        texts = tasks[0].read([tokens[:L] for tokens in documents])
+        bm25[L] = data.bm25(asked, [data.words(text) for text in texts])
+    width = max(len(run.name) + len("  windows_bm25") for run in loaded)
+    print(" " * width + "".join(f"{L:>10,}" for L in lengths))
+    rows = []
+    for run, task in zip(loaded, tasks):
+        start = time.time()
+        places = search(run, task, documents, queries, of, bm25, device, context)
+        row = describe(run) | dict(retrieval={}, eval_seconds=round(time.time() - start, 2))
+        for reading, found in places.items():
+            row["retrieval"][reading] = {L: summary(found[L], args.seed) for L in found}
+            cells = [f"{100 * s['ndcg@10']['value']:>10.2f}" if s else f"{'-':>10}"
+                     for s in (row["retrieval"][reading].get(L) for L in lengths)]
+            print(f"{run.name + '  ' + reading:<{width}}{''.join(cells)}", flush=True)
+        row["by_answer_at"] = by_evidence(places, at, run.config["block_size"])
+        row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
+        rows.append(row)
+    about = dict(corpus=first.config["corpus"], sha256=tasks[0].source)
+    return dict(data=about, split=split, queries=len(queries), documents=len(documents),
+                chance=chance, lengths=lengths, readings=READINGS, runs=rows)
+
+
+def search(run, task, documents, queries, of, bm25, device, context):
+    """One model -> {reading: {length: (Q,) at which place the right document comes}}."""
+    T, N, ours = run.config["block_size"], len(documents), task.ours(documents)
+    vectors = embed(run.model, task.ours(queries), device, context)
+    scores, owner, start = window_scores(run, ours, vectors, T, device, context)
+    places = {reading: {} for reading in READINGS}
+    for L in bm25:
+        seen = start < L
+        found = dict(bm25=bm25[L], windows=best_window(scores[:, seen], owner[seen], N))
+        try:
+            whole = embed(run.model, [tokens[:L] for tokens in ours], device, context)
+            found["whole"] = vectors @ whole.T
+        except ValueError as e:  # an encoding that ends
+            print(f"  {run.name}: {e}")
+        for name in ("whole", "windows"):
+            if name in found:
+                found[f"{name}_bm25"] = -by_rank(found[name]) - by_rank(bm25[L])
+        for reading, score in found.items():
+            places[reading][L] = data.ranks(score, of)
+    return places
+
+
+def by_rank(scores):
+    """Scores (Q, N) -> (Q, N) the place of each document."""
+    return (-scores).argsort(1, kind="stable").argsort(1)
+
+
+def by_evidence(places, at, T):
+    """
+    nDCG@10 by the token at which the answer begins, documents cut to 16 T (or as near as was
+    scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
+    """
+    L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
+    edges = [T * m for m in (0, *LONGER) if T * m <= L]
+    of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
+    found = dict(length=L, edges=edges, queries=[int(these.sum()) for these in of_bin])
+    first = places["whole"].get(T)
+    known = {name: rank[L] for name, rank in places.items() if L in rank}
+    for name, rank in (known | ({} if first is None else dict(first=first))).items():
+        value = data.ndcg(rank)
+        found[name] = [float(value[these].mean()) if these.any() else None for these in of_bin]
+    return found
+
+
+# -----------------------------------------------------------------------------
 # both
 
 def find_task(name):
@@ -394,9 +549,10 @@ def find_task(name):
         runs.fail(e)
 
 
-def is_text(config):
-    """Whether a run was trained on text, which may have moved since."""
-    return "tokenizer" in config
+def kind_of(config):
+    """Of what kind the data of a run are. A text may have moved since."""
+    name = config["data"]
+    return find_task(name).kind if name in data.with_a_file() else "text"
 
 
 def check_split(split, task):
@@ -437,7 +593,8 @@ def parse(argv):
              "every token has at least half a window to look back on; takes twice as long again, "
              "so it has to be asked for")
     add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
-    add("--split", help="default: test on text, every test split of a task")
+    add("--queries", type=int, help="retrieval: how many to ask (default: 1000)")
+    add("--split", help="default: test on text and in retrieval, every test split of a task")
     add("--data", help="another corpus, file or folder than the runs were trained on")
     add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
                       "run's folder, out/eval for several runs")
@@ -446,10 +603,10 @@ def parse(argv):
     runs.add_run_flags(parser, bema="score the BEMA weights of runs trained with --bema")
     args = runs.parse(parser, argv)
     sizes = list(args.lengths or [])
-    if args.sequences is not None:
-        sizes.append(args.sequences)
+    sizes += [n for n in (args.sequences, args.queries) if n is not None]
     if min(sizes, default=1) < 1 or min(args.tokens or 0, args.seed) < 0 or args.seed >= 1 << 63:
-        runs.fail("--lengths and --sequences must be at least 1, --tokens and --seed 0 or more")
+        runs.fail("--lengths, --sequences and --queries must be at least 1, --tokens and --seed 0 "
+                  "or more")
     return args
 
 
@@ -463,16 +620,18 @@ def main(argv=None):
     for run in loaded:
         name = run.config["data"]
         other = args.data or name
-        if other != name and not (is_text(run.config) and find_task(other).kind == "text"):
+        if other != name and not (kind_of(run.config) == find_task(other).kind == "text"):
             runs.fail(f"{run.path} was trained on {name}, not on {other}: "
                       f"it can be scored on {name} only")
-    text = is_text(loaded[0].config)
-    if args.sequences and text:
-        runs.fail("--sequences is for synthetic tasks; text has --tokens")
-    if args.strided and not text:
-        runs.fail("--strided is for text: a task's sequences are drawn at every length")
+    kind = kind_of(loaded[0].config)
+    sizes = dict(text=("tokens", "strided"), symbols=("sequences",), pairs=("queries",))
+    for other, flags in sizes.items():
+        for flag in flags:
+            if other != kind and getattr(args, flag) not in (None, False):
+                runs.fail(f"--{flag} is for {KINDS[other]}; {loaded[0].config['data']} has "
+                          f"--{sizes[kind][0]}")
     args.sequences = args.sequences or 2000
-    evaluate = evaluate_text if text else evaluate_task
+    evaluate = dict(text=evaluate_text, symbols=evaluate_task, pairs=evaluate_pairs)[kind]
     found = evaluate(args, loaded, device, context, words)
     if not found["runs"]:
         runs.fail("no length could be scored")
@@ -488,7 +647,8 @@ def main(argv=None):
         peak_memory_GB=runs.peak_memory(device))
     runs.write_json(out.with_name(out.name + ".json"), about | found)
     print(f"wrote {out}.json", flush=True)
-    failed = runs.script("plot.py", "lengths" if text else "scores", f"{out}.json")
+    figure = dict(text="lengths", symbols="scores", pairs="retrieval")[kind]
+    failed = runs.script("plot.py", figure, f"{out}.json")
     if failed:
         sys.exit(failed)
 

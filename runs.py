@@ -174,10 +174,13 @@ def make_model(config):
         fail(e)
 
 
-def make_task(config):
-    """The task of a flat config; where that has a model's vocab_size, it is the task's."""
+def make_task(config, kept=()):
+    """
+    The task of a flat config, with what a checkpoint has kept for it; where the config has a
+    model's vocab_size, it is the task's.
+    """
     try:
-        task = data.make(config)
+        task = data.make(config, kept)
     except ValueError as e:
         fail(e)
     if "vocab_size" in config and config["vocab_size"] != task.vocab_size:
@@ -578,6 +581,10 @@ def load_checkpoint(path):
                 raise ValueError(f"it has {name}={checkpoint[name]}")
         check_config(checkpoint["config"])
         check_weights(checkpoint)
+        checkpoint["kept"] = dict(checkpoint.get("kept", {}))
+        for name, x in checkpoint["kept"].items():
+            if not isinstance(x, torch.Tensor) or x.dtype != torch.int64:
+                raise ValueError(f"what it keeps as {name!r} are no whole numbers")
     except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as e:
         fail(f"{path} cannot be used: {str(e).splitlines()[0]}")
     return checkpoint
@@ -676,9 +683,30 @@ def check_text(path, checkpoint):
     with the same tokens. Else the user has to name it.
     """
     config = checkpoint["config"]
-    if not data.was_prepared(config, checkpoint["source"]):
-        fail(f"the text behind {config['data']} is not what {path} was trained on, or was never "
-             f"prepared here. To use it all the same, name the text: --data {config['data']}")
+    try:
+        known = data.find(config["data"]).was_prepared(config, checkpoint["source"])
+    except ValueError:  # it is gone
+        known = False
+    if not known:
+        flag = text_flag(config)
+        fail(f"the text behind {config[flag]} is not what {path} was trained on, or was never "
+             f"prepared here. To use it all the same, name the text: --{flag} {config[flag]}")
+
+
+def text_flag(config):
+    """The flag that names a run's text: a task that reads one has --corpus."""
+    return "corpus" if "corpus" in config else "data"
+
+
+def check_directions(module, task):
+    """An encoder would see the next token, and a causal model no later one, in the wrong task."""
+    both_ways = getattr(module.GPT, "reads_both_ways", False)
+    if both_ways == task.both_ways:
+        return
+    names = [name for name, (other, _) in models().items()
+             if getattr(other.GPT, "reads_both_ways", False) == task.both_ways]
+    kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"
+    fail(f"{task.data} needs {kind}: choose from {', '.join(names)}")
 
 
 def load_weights(model, checkpoint, path):

@@ -44,6 +44,7 @@ except ImportError:  # Windows
 @dataclass
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model_*.py
+    init_from: str = ""           # begin with the weights of this run, of the same model
     size: str = "nano"            # preset of model and training sizes; the task has them
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
@@ -85,7 +86,8 @@ NUMBER = "between -2^31 and 2^31", lambda x: not isinstance(x, int | float) or a
 RULES = dict(
     batch_size=AT_LEAST_1, gradient_accumulation_steps=AT_LEAST_1, max_iters=AT_LEAST_1,
     eval_interval=AT_LEAST_1, eval_iters=AT_LEAST_1, log_interval=AT_LEAST_1,
-    block_size=AT_LEAST_1, n_layer=("at least 1, and at most 10000", lambda x: 1 <= x <= 10000),
+    block_size=AT_LEAST_1, query_size=AT_LEAST_1, max_vocab=AT_LEAST_1,
+    n_layer=("at least 1, and at most 10000", lambda x: 1 <= x <= 10000),
     n_head=AT_LEAST_1, n_embd=AT_LEAST_1,
     max_tokens=("0 (all) or more, and less than 2^53", lambda x: 0 <= x < 1 << 53),
     dropout=BELOW_1, beta1=BELOW_1, beta2=BELOW_1, weight_decay=NOT_NEGATIVE,
@@ -100,7 +102,7 @@ RULES = dict(
 LR_DECAY = dict(cosine=lambda x: 0.5 - 0.5 * math.cos(math.pi * x), linear=lambda x: x,
                 none=lambda x: 0.0)
 # what a resumed run may change: where it runs, how it reports and how far it goes, never what it
-# computes; also --data, if a text has moved: its tokens are compared
+# computes; also --data or --corpus, if a text has moved: its tokens are compared
 MAY_CHANGE = ("device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters",
               "log_interval", "evaluate")
 COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field: a flag's help
@@ -116,14 +118,12 @@ def fresh(argv):
     """
     # which flags there are depends on three of them
     early = runs.Parser(add_help=False, allow_abbrev=False)
-    early.add_argument("--model", default=TrainConfig.model)
+    early.add_argument("--model")
     early.add_argument("--data", default="stdlib")
     early.add_argument("--size")
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
-    models = runs.models()
-    module, variant = models[asked.model]
     try:
         task = data.find(asked.data)
     except ValueError as e:
@@ -133,6 +133,9 @@ def fresh(argv):
     size = asked.size or next(iter(task.defaults))
     if size not in task.defaults:
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
+    models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
+    module, variant = models[asked.model or usual]
+    runs.check_directions(module, task)
 
     # a flag for every field, the comment behind the field its help
     parser = runs.make_parser(__doc__)
@@ -191,9 +194,9 @@ def resume(argv):
     parser.usage = "python train.py --resume DIR [--flag VALUE ...]"
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     comments = dict(COMMENT.findall(Path(__file__).read_text()))
-    may_change = dict.fromkeys(MAY_CHANGE, "")
+    may_change, text_flag = dict.fromkeys(MAY_CHANGE, ""), runs.text_flag(saved)
     if checkpoint["source"]:
-        may_change["data"] = "where the text lies now"
+        may_change[text_flag] = "where the text lies now"
     for name, value in saved.items():
         about = argparse.SUPPRESS
         if name in may_change:
@@ -210,7 +213,7 @@ def resume(argv):
         if now != value and name not in may_change:
             runs.fail(f"--{name} {now} contradicts the run being resumed, which has "
                       f"{name}={value}; leave it out")
-    if not any(word.split("=")[0] == "--data" for word in argv):
+    if not any(word.split("=")[0] == f"--{text_flag}" for word in argv):
         runs.check_text(path, checkpoint)
     if c.max_iters < checkpoint["iter"]:
         runs.fail(f"--max_iters {c.max_iters}: the run is at iter {checkpoint['iter']} already")
@@ -267,7 +270,7 @@ def validate(model, task, c, device, context):
         with context:
             losses.append(task.loss(model, x, y).item())
     found = dict(val_loss=sum(losses) / len(losses))
-    if task.kind != "text":
+    if task.kind == "symbols":
         found["scores"] = {}
         for n, split in enumerate(splits):
             totals = {}
@@ -318,10 +321,11 @@ def final_evaluation(out, c, task):
             more += [f"--{name}", getattr(c, name)]
     # a run that has seen little is scored on little
     eighth = c.max_iters * c.gradient_accumulation_steps * c.batch_size // 8
+    flag, enough, usual = "--sequences", max(100, eighth), 2000
     if task.kind == "text":
         flag, enough, usual = "--tokens", max(64, eighth) * c.block_size, 131072
-    else:
-        flag, enough, usual = "--sequences", max(100, eighth), 2000
+    if task.kind == "pairs":
+        flag, enough, usual = "--queries", max(50, eighth), 1000
     less = [flag, enough] if enough < usual else []
     failed = runs.script("eval.py", out, *less, *more)
     if task.kind == "text":
@@ -367,6 +371,17 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         rows = [row for row in runs.read_log(out) if row["iter"] <= state["iter"]]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
+
+
+def begin_with(model, first, c):
+    """The weights of the run `first` into a new one of the same model and tokens."""
+    for name, theirs in first["config"].items():
+        ours = getattr(model.config, name, theirs)
+        if name == "model":
+            ours = c.model
+        if ours != theirs and name not in ("block_size", "dropout"):
+            runs.fail(f"--init_from {c.init_from}: its {name} is {theirs}, the new run's {ours}")
+    runs.load_weights(model, first, c.init_from)
 
 
 def load_optimizer(optimizer, checkpoint, out):
@@ -478,17 +493,24 @@ def main(argv=None):
     device, context, where = runs.setup(c)
     rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
 
-    # data and model
+    # data and model; what either takes over from another run
     module, _ = runs.models()[c.model]
+    first = checkpoint
+    if c.init_from and not checkpoint:
+        first = runs.load_checkpoint(runs.find_checkpoint(c.init_from))
     try:
         task_class = data.find(c.data)
-        task = task_class(**{f.name: getattr(c, f.name) for f in fields(task_class) if f.name in c})
+        task = data.make(vars(c), first["kept"] if first else ())
         c.data, c.vocab_size = task.data, task.vocab_size
         torch.manual_seed(c.seed)
         shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
         model = raw_model = module.GPT(module.GPTConfig(**shape)).to(device)
     except ValueError as e:
         runs.fail(e)
+    if not checkpoint:
+        if first:
+            begin_with(model, first, c)
+        task.begin(model)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
     wide = [p for p in model.parameters() if p.dim() >= 2]
@@ -498,7 +520,8 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
 
     # what it has so far, and a folder of its own, locked until this process ends
-    state = dict(config=vars(c), source=task.source, iter=0, best_val_loss=math.inf, seconds=0.0)
+    state = dict(config=vars(c), source=task.source, kept=task.kept, iter=0, best_val_loss=math.inf,
+                 seconds=0.0)
     if c.bema:
         state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
     if not checkpoint and not rank:

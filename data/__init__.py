@@ -6,8 +6,11 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import itertools
 import os
+import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +41,16 @@ class Task:
     #     meta, what is known about it (see text.py)
     # symbols: sequences of tokens, scored by `score`
     # numbers: x is (B, T, features) float32, which no GPT here takes
-    # pairs: x holds pairs of texts that belong together, and `loss` is contrastive
+    # pairs: x holds pairs of texts that belong together, and `loss` is contrastive; also has
+    #     collection(split, limit), documents to search and what to ask (see retrieval.py)
     kind = "symbols"
     splits = ("train", "iid")  # train on the first, validate on the second, test all but the first
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     stretches = True           # whether a larger block_size makes the sequences longer
     source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
+    both_ways = False          # whether its models are encoders, which see later tokens, too
+    kept = {}                  # {name: tensor} of what a checkpoint keeps for the task, so that it
+    #     can be used, continued and built upon without the text that it was made from
 
     # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix, if it
     #     is known: gives the total variation distance by position
@@ -64,6 +71,18 @@ class Task:
     def batch(self, split, batch_size, rng):
         """-> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored."""
         raise NotImplementedError
+
+    def adopt(self, kept):
+        """Take over what a checkpoint has kept. Raises ValueError."""
+        self.kept = dict(kept)
+
+    @staticmethod
+    def was_prepared(config, source):
+        """Whether what a flat config was trained on, of this `source`, is made by name or here."""
+        return True
+
+    def begin(self, model):
+        """Before the first step of a new run, with its first weights; may add to `kept`."""
 
     def loss(self, model, x, y):
         """What training minimises, a scalar."""
@@ -206,21 +225,16 @@ def check_score(task, found, x):
             return f"returns {name!r} of shapes {shapes}; count and out_of must be ({len(x)},)"
 
 
-def make(config):
-    """The task config["data"], with those of its fields that config has. Raises ValueError."""
+def make(config, kept=()):
+    """
+    The task config["data"], with those of its fields that config has, and with what a checkpoint
+    has kept for it. Raises ValueError.
+    """
     cls = find(config["data"])
-    return cls(**{f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config})
-
-
-def was_prepared(config, source):
-    """
-    Whether the task of a flat config can be made from what is here: always, except for a text that
-    was not prepared here with the sha256 `source`. Raises ValueError.
-    """
-    if find(config["data"]).kind != "text":
-        return True
-    text = importlib.import_module("data.text")
-    return text.was_prepared(config["data"], config["tokenizer"], config["max_tokens"], source)
+    task = cls(**{f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config})
+    if kept:
+        task.adopt(kept)
+    return task
 
 
 # -----------------------------------------------------------------------------
@@ -261,3 +275,54 @@ def binned(values, edges):
         warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
         means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]
         return np.stack(means, -1)
+
+
+def ranks(scores, answer):
+    """
+    scores (Q, N) of N documents for Q queries, answer (Q,) -> (Q,), at which place from 1 the right
+    document comes. Of documents with the same score the right one comes last.
+    """
+    own = scores[np.arange(len(answer)), answer]
+    return (scores >= own[:, None]).sum(1)
+
+
+def ndcg(places, k=10):
+    """nDCG@k of queries with one right document each, at places (Q,) from 1 -> (Q,)."""
+    return np.where(places <= k, 1 / np.log2(1 + places), 0)
+
+
+def bootstrap(values, seed=0, times=1000):
+    """The 95 % interval of the mean of values (Q,), the queries being drawn anew: low, high."""
+    drawn = np.random.default_rng(seed).integers(0, len(values), (times, len(values)))
+    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def words(text):
+    """The words of a text as a search engine takes them: lower case, readLine and read_line cut."""
+    parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
+    return re.findall(r"[a-z]+|[0-9]+", parts.lower())
+
+
+def bm25(queries, documents, k1=1.2, b=0.75):
+    """
+    Okapi BM25 (Robertson and Zaragoza, 2009): lists of words -> scores (Q, N). What most search
+    engines rank by: how often a document has the query's words, rare words counting more.
+    """
+    terms = {}
+    for word in itertools.chain(*queries):
+        terms.setdefault(word, len(terms))
+    count = np.zeros((len(documents), len(terms)), np.float32)
+    for row, document in zip(count, documents):
+        for word, n in Counter(document).items():
+            if word in terms:
+                row[terms[word]] = n
+    length = np.array([len(document) for document in documents])[:, None]
+    has = (count > 0).sum(0)
+    idf = np.log(1 + (len(documents) - has + 0.5) / (has + 0.5))
+    weight = count * (k1 + 1) / (count + k1 * (1 - b + b * length / max(length.mean(), 1))) * idf
+    asked = np.zeros((len(queries), len(terms)), np.float32)
+    for row, query in zip(asked, queries):
+        for word, n in Counter(query).items():
+            row[terms[word]] = n
+    return asked @ weight.T

@@ -4,18 +4,22 @@ Text, from a known corpus or from your own file or folder, as one long stream of
     python data/text.py NAME [--tokenizer gpt2] [--max_tokens N]     prepare it (train.py does, too)
 
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
+    packages     the same, and the source of torch, numpy and matplotlib: 62 MB, split by package
     shakespeare  the complete plays in one file, 1.1 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
 
-Every document follows an end-of-text token. Train, val and test never share a document; only where
+Every document follows an end-of-text token. Train, val and test never share a document, those of
+packages no package (`collections`, `torch`, ...); only where
 there are fewer than three, or holding some out leaves less than half of the text to train on, is it
 cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16:
 meta.json says what they are, and a folder beside it, named by their sha256, has a file per split.
 """
 import argparse
 import hashlib
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -34,6 +38,7 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
+import torch
 
 if not __package__:  # python data/text.py looks for modules in data/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -57,7 +62,8 @@ SOURCES = dict(  # what identifies the version of a corpus that is downloaded
     wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT",
 )
-CORPORA = ("stdlib", *SOURCES)
+CORPORA = ("stdlib", "packages", *SOURCES)
+PACKAGES = ("torch", "numpy", "matplotlib")  # with requirements.txt, on every machine
 
 # sizes and training of the paper (CABLE, section 4.2; d = 64), 2^19 tokens a step
 LARGE = dict(
@@ -105,6 +111,10 @@ class Task(tasks.Task):
                 if fcntl:  # as long as the stream is there, nobody removes its file
                     fcntl.flock(f, fcntl.LOCK_SH)
                 self.streams[split] = np.memmap(f, dtype=np.uint16, mode="r")
+
+    @staticmethod
+    def was_prepared(config, source):
+        return was_prepared(config["data"], config["tokenizer"], config["max_tokens"], source)
 
     def tokens(self, split):
         """The stream of a split, (N,) uint16."""
@@ -162,6 +172,44 @@ def encode(encoding, documents):
     return [np.concatenate(([encoding.eot_token], ids)).astype(np.uint16) for ids in found]
 
 
+# what encoders read: the commonest tokens of a tokenizer, after three of their own
+PAD, MASK, UNK = range(3)
+
+
+def cut_to(vocabulary):
+    """vocabulary (n,), tokens of a tokenizer -> (65536,) int64: what each is among n + 3 tokens."""
+    vocabulary = np.asarray(vocabulary)
+    if vocabulary.ndim != 1 or not len(vocabulary) or vocabulary.dtype != np.int64:
+        raise ValueError("the vocabulary is no list of tokens")
+    if vocabulary.min() < 0 or vocabulary.max() >= 1 << 16:
+        raise ValueError("the vocabulary has tokens that no tokenizer has")
+    table = np.full(1 << 16, UNK)
+    table[vocabulary] = UNK + 1 + np.arange(len(vocabulary))
+    return table
+
+
+class CutTask(tasks.Task):
+    """
+    A task of encoders, on the `max_vocab` commonest tokens of its stream(), or on the vocabulary
+    that a checkpoint has kept: what was learned is of use only with the tokens it was learned on.
+    """
+    both_ways = True
+
+    def stream(self):
+        """The tokens to count, (N,) uint16."""
+        raise NotImplementedError
+
+    def adopt(self, kept):
+        self.kept = dict(kept)
+        if "vocabulary" not in kept:
+            counts = np.bincount(self.stream())
+            order = np.argsort(-counts, kind="stable")
+            commonest = order[:min(self.max_vocab, np.count_nonzero(counts))]
+            self.kept["vocabulary"] = torch.from_numpy(commonest)
+        self.table = cut_to(self.kept["vocabulary"])  # (65536,): which of ours a token is
+        self.vocab_size = UNK + 1 + len(self.kept["vocabulary"])
+
+
 # -----------------------------------------------------------------------------
 # preparation: a corpus becomes a folder of three streams and meta.json
 
@@ -175,6 +223,10 @@ def look_up(data, tokenizer, max_tokens=0):
     if data == "stdlib":
         version = platform.python_version()
         name, source = f"stdlib-{version}", f"Python {version} standard library"
+    elif data == "packages":
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+        source = f"Python {platform.python_version()}, {', '.join(versions)}"
+        name = f"packages-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     elif data in SOURCES:
         name, source = data, SOURCES[data]
     else:
@@ -398,6 +450,8 @@ def open_corpus(data):
     if data == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         return local(library_files(root), root)
+    if data == "packages":
+        return packages()
     if data == "shakespeare":
         return shakespeare()
     if data == "wikitext103":
@@ -410,8 +464,9 @@ def open_corpus(data):
 
 
 def library_files(root):
-    """The standard library's modules, without its tests and what differs between machines."""
-    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    """A library's modules, without its tests and what differs between machines."""
+    left_out = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages",
+                "__pycache__"}
     files, size = [], 0
     for path in sorted(root.rglob("*.py")):
         tests = left_out & set(path.relative_to(root).parts)
@@ -467,13 +522,35 @@ def name_of(data):
 def local(files, root):
     """Files as documents. A hash of its name says a document's split: no order leaks in."""
     size = {p: p.stat().st_size for p in files}
-    names = {p: os.fsencode(p.relative_to(root).as_posix()) for p in files}
-    by_hash = sorted(files, key=lambda p: hashlib.sha256(names[p]).digest())
+    names = {p: p.relative_to(root).as_posix() for p in files}
+    by_hash = sorted(files, key=lambda p: name_hash(names[p]))
     split = choose_splits(by_hash, size)
     trained_on = sum(size[p] for p in files if split[p] == "train")
     by_document = trained_on >= 0.5 * sum(size.values()) and set(split.values()) == set(SPLITS)
     for p in by_hash:  # in this order, so that any first part of a split is a fair sample of it
         yield split[p] if by_document else None, p.read_bytes()
+
+
+def packages():
+    """The files of the standard library and of PACKAGES; a package is in one split as a whole."""
+    files, size = {}, {}  # {file: (package, name)}, {package: bytes}
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for p in library_files(root):
+        name = p.relative_to(root)
+        files[p] = name.parts[0].removesuffix(".py"), name
+    for package in PACKAGES:
+        root = Path(importlib.util.find_spec(package).origin).parent
+        for p in library_files(root):
+            files[p] = package, package / p.relative_to(root)
+    for p, (package, _) in files.items():
+        size[package] = size.get(package, 0) + p.stat().st_size
+    split = choose_splits(sorted(size, key=name_hash), size)
+    for p in sorted(files, key=lambda p: name_hash(files[p][1].as_posix())):
+        yield split[files[p][0]], p.read_bytes()
+
+
+def name_hash(name):
+    return hashlib.sha256(os.fsencode(name)).digest()
 
 
 def choose_splits(files, size):

@@ -1,0 +1,99 @@
+"""
+Masked tokens: what an encoder learns its language from (Devlin et al., 2019; CABLE section 5.2).
+
+    def [MASK](x): return [MASK](x)      which tokens were there?
+
+A sequence is a window of one document, cut anywhere, padded where the document is shorter. Of its
+tokens 15 % are to be told: 80 % of these are masked, 10 % are replaced by any other token, 10 %
+stay as they are. Documents and splits are those of data/text.py; the tokens are the commonest of
+its training split, after three of their own: 0 PAD, 1 MASK, 2 UNK.
+"""
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from data import text
+from data.text import MASK, PAD, UNK
+
+
+@dataclass
+class Task(text.CutTask):
+    block_size: int = 128     # tokens in a window
+    corpus: str = "packages"  # a corpus (see data/text.py), or your own file or folder
+    tokenizer: str = "gpt2"   # gpt2 or bytes
+    max_vocab: int = 8192     # tokens of it that are kept, the commonest
+    max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
+    p_told: float = 0.15      # share of tokens to be told
+
+    splits = text.SPLITS
+    # paper: CABLE, section 5.2 (bert-base); nano: for one CPU core
+    defaults = {
+        "nano": dict(
+            model="bert_cable", n_layer=4, n_head=4, n_embd=128, batch_size=32, max_iters=1500,
+            learning_rate=2e-3, min_lr=2e-4, warmup_iters=75, eval_interval=250, eval_iters=20),
+        "paper": dict(
+            model="bert_cable", n_layer=12, n_head=12, n_embd=768, block_size=512, batch_size=32,
+            corpus="fineweb_edu", max_vocab=50257, max_iters=14000, learning_rate=1e-4, min_lr=0.0,
+            warmup_iters=500, weight_decay=0.0, beta2=0.999, eval_interval=500, eval_iters=50),
+    }
+
+    def __post_init__(self):
+        if not 0 < self.p_told < 1:
+            raise ValueError(f"p_told={self.p_told} must be between 0 and 1")
+        self.text = text.Task(data=self.corpus, tokenizer=self.tokenizer, block_size=1,
+                              max_tokens=self.max_tokens)
+        self.corpus, self.source = self.text.data, self.text.source
+        self.adopt({})
+
+    @staticmethod
+    def was_prepared(config, source):
+        return text.was_prepared(config["corpus"], config["tokenizer"], config["max_tokens"],
+                                 source)
+
+    def stream(self):
+        return self.text.tokens("train")
+
+    @functools.cached_property
+    def documents(self):
+        """{split: where its documents start in its stream, and how long they are}."""
+        found = {}
+        end_of_text = text.get_encoding(self.tokenizer).eot_token
+        for split in self.splits:
+            stream = self.text.tokens(split)
+            ends = np.append(np.flatnonzero(stream == end_of_text), len(stream))
+            starts = np.append(0, ends[:-1] + 1)
+            found[split] = starts, ends - starts
+        return found
+
+    def windows(self, split, batch_size, rng):
+        """Windows of documents, long ones as often as they have tokens -> (B, T) int64."""
+        stream, T = self.text.tokens(split), self.block_size
+        starts, lengths = self.documents[split]
+        ends = lengths.cumsum()
+        at = rng.integers(0, ends[-1], batch_size)  # a token of a document, not an end-of-text
+        n = np.searchsorted(ends, at, side="right")
+        first = at - (ends - lengths)[n] - rng.integers(0, T, batch_size)
+        first = first.clip(0, (lengths[n] - T).clip(0))
+        where = first[:, None] + np.arange(T)
+        inside = where < lengths[n, None]
+        tokens = stream[(starts[n, None] + where).clip(max=len(stream) - 1)]
+        return np.where(inside, self.table[tokens], PAD)
+
+    def batch(self, split, batch_size, rng):
+        """-> x, y (B, T) int64; y is what was there, -1 where nothing is to be told."""
+        tokens = self.windows(split, batch_size, rng)
+        real = tokens != PAD
+        # the same share of every sequence, at least one token
+        turn = np.where(real, rng.random(tokens.shape), 2).argsort(1).argsort(1)
+        told = turn < np.round(self.p_told * real.sum(1)).clip(1)[:, None]
+        other = rng.integers(UNK + 1, self.vocab_size, tokens.shape)
+        u = rng.random(tokens.shape)
+        hidden = np.where(u < 0.8, MASK, np.where(u < 0.9, other, tokens))
+        return np.where(told, hidden, tokens), np.where(told, tokens, -1)
+
+    def show(self, x):
+        encoding = text.get_encoding(self.tokenizer)
+        words = ["[PAD]", "[MASK]", "[UNK]"]
+        names = self.kept["vocabulary"].tolist()
+        return [words[t] if t <= UNK else encoding.decode([names[t - UNK - 1]]) for t in x]
