@@ -21,7 +21,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 64  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass

@@ -6,6 +6,7 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py positions out/postnorm-dyck-nano/eval.json  TVD or AUC by position (eval.py)
     python plot.py trials results/postnorm_fig1.cpu.json       a random search (reproduce.py)
     python plot.py attention results/bench.attention.cpu.json  time by length (bench.py)
+    python plot.py retrieval out/bert_cable-retrieval-nano/eval.json    nDCG by length (eval.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
@@ -302,22 +303,96 @@ def perplexity_axis(ax, ys):
 
 
 def curves(args):
-    """Training and validation loss by step."""
-    logs = {Path(folder).resolve().name: read(folder, runs.read_log) for folder in args.folders}
-    look = looks(logs)
+    """Training and validation loss by step, of run folders or of a results/*.json."""
+    groups = {}
+    for path in args.paths:
+        for label, run in read(path, losses):
+            groups.setdefault(label, []).append(run)
+    look = looks(groups)
     fig, axes = panels(2, 5, 4)
     for ax, key, title in zip(axes[0], ("loss", "val_loss"), ("training", "validation")):
         ax.set(xlabel="iter", title=title)
         lines = {}
-        for name, log in logs.items():
-            points = [(row["iter"], row[key]) for row in log if key in row]
-            if points:
-                x, y = zip(*points)
-                lines[name] = x, [y]
+        for label, found in groups.items():
+            points = shared([{it: (value,) for it, value in run[key]} for run in found])
+            if points[0]:
+                lines[label] = points
         draw(ax, lines, look)
     axes[0, 0].set_ylabel("loss (nats)")
     legend(axes)
-    runs.write_figure(fig, args.out, Path(args.folders[0]) / "curves.png")
+    first = Path(args.paths[0])
+    default = first.with_suffix(".png") if first.suffix else first / "curves.png"
+    runs.write_figure(fig, args.out, default)
+
+
+def losses(path):
+    """A run folder or a results/*.json -> [(label, dict(loss, val_loss): [[step, loss], ...])]"""
+    keys = ("loss", "val_loss")
+    if path.suffix:
+        return [(r["label"], {key: thinned(r[key]) for key in keys})
+                for r in read_json(path)["runs"]]
+    log = runs.read_log(path)
+    found = {key: [[row["iter"], row[key]] for row in log if key in row] for key in keys}
+    return [(path.resolve().name, found)]
+
+
+def thinned(points, most=40):
+    """[[step, loss], ...] -> at most so many, each the mean of those since the one before."""
+    n = max(1, -(-len(points) // most))
+    found = []
+    for start in range(0, len(points), n):
+        part = points[start:start + n]
+        found.append([part[-1][0], sum(loss for _, loss in part) / len(part)])
+    return found
+
+
+# -----------------------------------------------------------------------------
+# retrieval
+
+def retrieval(args):
+    """nDCG@10 by the length that documents are cut to (left), and by where the answer begins."""
+    data, groups = read(args.json, retrieval_runs)
+    look = looks(groups)
+    lengths = data["lengths"]
+    fig, axes = panels(3, 4.2, 4)
+    for ax, reading, title in zip(axes[0], ("whole", "windows"), (
+            "read as a whole", "best window of the training length")):
+        length_axis(ax, lengths)
+        ax.set(xlabel="tokens of a document", title=title)
+        lines = {label: searched(rows, reading) for label, rows in groups.items()}
+        draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
+        bm25 = searched(next(iter(groups.values()))[:1], "bm25")
+        ax.plot(bm25[0], bm25[1][0], color="gray", ls="--", label="BM25")
+        ax.axhline(100 * data["chance"], color="gray", lw=1, ls="-.", label="chance")
+        for length in {r["block_size"] for rows in groups.values() for r in rows}:
+            training_length(ax, length)
+    where = next(iter(groups.values()))[0]["by_answer_at"]
+    right, places = axes[0, 2], range(len(where["queries"]))
+    right.set(title=f"read as a whole, {where['length']:,} tokens",
+              xlabel="token at which the answer begins")
+    right.set_xticks(places, [f"{a:,}" for a in where["edges"][:-1]])
+    lines = {}
+    for label, rows in groups.items():
+        known = [r["by_answer_at"]["whole"] for r in rows if "whole" in r["by_answer_at"]]
+        if known:
+            lines[label] = places, 100 * np.array(known, float)
+    draw(right, lines, look)
+    right.plot(places, 100 * np.array(where["bm25"], float), color="gray", ls="--")
+    axes[0, 0].set_ylabel("nDCG@10 (%)")
+    legend(axes)
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+
+
+def retrieval_runs(path):
+    data = read_json(path)
+    data["lengths"][0], data["chance"], data["runs"][0]["retrieval"]["bm25"]  # all there?
+    return data, grouped(data["runs"])
+
+
+def searched(rows, reading):
+    """Runs that differ in the seed -> lengths (n,), nDCG@10 in % (seeds, n)."""
+    return shared([{int(L): (100 * found["ndcg@10"]["value"],)
+                    for L, found in r["retrieval"][reading].items()} for r in rows])
 
 
 # -----------------------------------------------------------------------------
@@ -664,8 +739,9 @@ def main(argv=None):
     p.add_argument("--metric", help="tvd or auc; default: what there is")
     add(trials, "a random search: every trial, and the metric by length", "reproduce.py")
     add(attention, "the attention functions' time by length", "bench.py attention")
+    add(retrieval, "how well documents are found, by length", "eval.py or reproduce.py")
     p = add(curves, "learning curves")
-    p.add_argument("folders", nargs="+", help="run folders")
+    p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
     p = add(errors, "a synthetic task's scores by training step")
     p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
     p.add_argument("--metric", help="which; default: the task's first")
@@ -675,7 +751,7 @@ def main(argv=None):
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
             MemoryError) as e:
         given = vars(args)
-        paths = given.get("folders") or given.get("paths") or [args.json]
+        paths = given.get("paths") or [args.json]
         why = str(e).partition("\n")[0]
         runs.fail(f"{' '.join(paths)} cannot be drawn ({type(e).__name__}: {why})")
 

@@ -8,6 +8,8 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
     columns     [(heading, split, metric)] of a task's table, in the order of published, all in %;
                 without it the table is perplexity by window length
     cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
+    losses      True: the table and the figure are of the loss by step (optional)
+    first       the entry whose runs of the same rows and seeds the runs begin with (optional)
     group       entries of one group share their runs (optional)
     contrast    the row whose curve is drawn dashed beside a reader's own run (optional)
     also        {key: function}: what else the JSON holds (optional)

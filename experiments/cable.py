@@ -22,6 +22,21 @@ BATCH = ("2^17 tokens a step, as in the authors' code: with the 2^19 of the pape
          "would not be its epochs")
 EVAL = "--tokens 0 --lengths " + " ".join(map(str, LENGTHS))
 
+# Table 2: nDCG@10 on MLDR by document length, trained on 512 tokens, at 1, 2, 4, ... 32 times that
+TABLE2 = {
+    "cable": (14.96, 15.15, 16.77, 21.36, 24.59, 25.10),
+    "alibi": (14.02, 12.88, 14.30, 18.71, 22.86, 23.44),
+    "rope": (15.16, 14.41, 10.26, 1.17, 0.12, 0.12),
+    "learned": (10.42,),
+    "sinusoidal": (13.57, 12.80, 1.03, 0.0, 0.0, 0.0)}
+ENCODERS = ("cable", "alibi", "rope", "learned", "sinusoidal", "nope")
+
+
+def encoders(n):
+    """The paper's three rows of long documents with n seeds each, the others with one."""
+    return {pe: (f"--model bert_{pe}", n if pe in ENCODERS[:3] else 1) for pe in ENCODERS}
+
+
 ENTRIES = {
     "cable_table1": dict(
         about="CABLE, Table 1: perplexity far beyond the training length, every encoding on one "
@@ -67,6 +82,26 @@ ENTRIES = {
                  rows=seeds(3, "cable", "k_cable", "k_cable_inside")),
         paper=dict(note=BATCH, train=WIKITEXT, eval=f"{EVAL} --strided",
                    rows=seeds(3, "cable", "k_cable", "k_cable_inside")),
+    ),
+    "cable_fig5": dict(
+        about="CABLE, Figure 5: loss of masked tokens by step, every encoding in one BERT; the "
+              "figure's numbers are not in the text",
+        losses=True,
+        cpu=dict(minutes=12, train="--data mlm", eval="--sequences 1000 --lengths 128 512 2048",
+                 rows=encoders(3)),
+        paper=dict(train="--data mlm --size paper", eval="--sequences 1000", rows=encoders(1)),
+    ),
+    "cable_table2": dict(
+        about="CABLE, Table 2: finding the file that a docstring is from, nDCG@10 (%) by the "
+              "length that files are cut to", published=TABLE2, first="cable_fig5",
+        cpu=dict(minutes=30, train="--data retrieval", eval="", rows=encoders(3)),
+        paper=dict(train="--data retrieval --size paper", eval="", rows=encoders(1)),
+    ),
+    "cable_fig6": dict(
+        about="CABLE, Figure 6: contrastive loss by step, the runs of cable_table2; the figure's "
+              "numbers are not in the text", losses=True, first="cable_fig5", group="cable_table2",
+        cpu=dict(minutes=30, train="--data retrieval", eval="", rows=encoders(3)),
+        paper=dict(train="--data retrieval --size paper", eval="", rows=encoders(1)),
     ),
 }
 

@@ -119,9 +119,9 @@ SEARCHES = {
         cpu=dict(
             trials=8, steps=2000, panels=MAX_PANEL,
             reads=[
-                BEYOND + "After 2,000 of the paper's 100,000 steps this is far from solved. peri is "
-                "better than no norm in all 8 shared trials, pre in 7; post has the best trial, as "
-                "in the paper, and the lowest median.",
+                BEYOND + "After 2,000 of the paper's 100,000 steps this is far from solved. peri "
+                "is better than no norm in all 8 shared trials, pre in 7; post has the best trial, "
+                "as in the paper, and the lowest median.",
             ]),
         paper=dict(trials=100, steps=100000, panels=MAX_PANEL),
     ),

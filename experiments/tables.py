@@ -59,9 +59,68 @@ def table(result):
     """The markdown table of what reproduce.py wrote."""
     if "panels" in result:
         return search_table(result)
+    if "losses" in result:
+        return losses_table(result)
     if "columns" in result:
         return task_table(result)
+    if "readings" in result:
+        return retrieval_table(result)
     return text_table(result)
+
+
+READINGS = dict(whole="", windows=", its best window", whole_bm25=" and BM25",
+                windows_bm25=", its best window, and BM25")
+
+
+def retrieval_table(result):
+    """nDCG@10 in % by the length that documents are cut to, and by where the answer begins."""
+    lengths, T = [str(n) for n in result["lengths"]], result["runs"][0]["block_size"]
+    heads = [f"{int(n):,} ({int(n) // T}x)" for n in lengths]
+    rows, far = [], []
+    for label, found in grouped(result["runs"], "label").items():
+        for reading, words in READINGS.items():
+            cells = []
+            for n in lengths:
+                cells.append(percent([r["retrieval"][reading][n]["ndcg@10"] for r in found
+                                      if n in r["retrieval"][reading]]))
+            rows.append([label + words, len(found), *cells])
+        for reading, words in dict(whole="", windows=", its best window",
+                                   first=f", the first {T} tokens alone").items():
+            known = [r["by_answer_at"][reading] for r in found if reading in r["by_answer_at"]]
+            if known:
+                cells = [spread([100 * v for v in values if v is not None], ".1f")
+                         for values in zip(*known)]
+                far.append([label + words, len(known), *cells])
+        theirs = result["paper"].get(label, ())
+        if theirs:
+            cells = [f"{n:.2f}" for n in theirs] + ["-"] * (len(lengths) - len(theirs))
+            rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
+    one = result["runs"][0]
+    bm25 = [percent([one["retrieval"]["bm25"][n]["ndcg@10"]]) for n in lengths]
+    rows.append(["BM25", "-", *bm25])
+    where = one["by_answer_at"]
+    edges = [f"{a:,} to {b:,}" for a, b in zip(where["edges"], where["edges"][1:])]
+    far.append(["BM25", "-", *(f"{100 * v:.1f}" if v is not None else "-" for v in where["bm25"])])
+    far.append(["queries", "-", *map(str, where["queries"])])
+    return (markdown(["model", "seeds", *heads], rows)
+            + f"\n\nBy the token at which the answer begins, documents of {where['length']:,} "
+              "tokens:\n\n" + markdown(["model", "seeds", *edges], far))
+
+
+def losses_table(result):
+    """The loss by step: a quarter, half, and all of the training, and at its end the validation."""
+    last = result["runs"][0]["iter"]
+    rows, shares = [], (0.25, 0.5, 1)
+    for label, found in grouped(result["runs"], "label").items():
+        cells = []
+        for share in shares:
+            until = [[v for it, v in r["loss"] if (share - 0.1) * last < it <= share * last]
+                     for r in found]
+            cells.append(spread([statistics.mean(values) for values in until], ".3f"))
+        cells.append(spread([r["val_loss"][-1][1] for r in found], ".3f"))
+        rows.append([label, len(found), *cells])
+    heads = [f"training, up to step {int(share * last):,}" for share in shares]
+    return markdown(["model", "seeds", *heads, "validation"], rows)
 
 
 def text_table(result):
@@ -470,10 +529,16 @@ def how(result):
                 "best trial is chosen on other sequences than its number is from.")
     else:
         groups = result["runs"]
-        much = (f"{result['sequences']:,} sequences a split" if "sequences" in result
-                else f"{result['tokens']:,} tokens of {result['split']}")
+        if "queries" in result:
+            much = (f"{result['queries']:,} queries, {result['documents']:,} documents of "
+                    f"{result['split']}, chance {100 * result['chance']:.1f}")
+        elif "sequences" in result:
+            much = f"{result['sequences']:,} sequences a split"
+        else:
+            much = f"{result['tokens']:,} tokens of {result['split']}"
         minutes = sum(r["train_seconds"] for r in groups) / 60
-        text = (f"{result['data']['source']}, {much}; {minutes:,.0f} minutes of training in all. "
+        name = result["data"].get("source", result["data"]["corpus"])
+        text = (f"{name}, {much}; {minutes:,.0f} minutes of training in all. "
                 f"Each row is `{groups[0]['train_command']}` and so on, then `eval.py`.")
     commits = {g["environment"]["commit"] for g in groups}
     return f"{machine(result['environment'], commits)}; {text}"

@@ -81,8 +81,8 @@ ENTRIES = {
                 "keys are RMS-normalised; its authors' notebook has both.",
                 SETTING,
                 "One seed a row so far. Pre-norm TRA has every string right, and with post-norm "
-                "this seed was stuck (two others were not, next table). In all four norms CABLE has "
-                "nearly every string right, FoX misses writes that are far away (sparse, 1,024 "
+                "this seed was stuck (two others were not, next table). In all four norms CABLE "
+                "has nearly every string right, FoX misses writes that are far away (sparse, 1,024 "
                 "tokens: 22 to 61 % right, CABLE 80 to 100), CoPE and RoPE do not survive 16 times "
                 "their training length: that TRA and CABLE stay right and the others do not is not "
                 "the norms' doing.",

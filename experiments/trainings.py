@@ -9,8 +9,10 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import data
+import experiments
 import runs
 
 
@@ -68,7 +70,8 @@ def older(result, entry, scale):
         if label not in scale["rows"]:
             return f"it has a row {label!r}, the entry has none"
         missing.pop(label, None)
-        start, _ = words_of("", scale["rows"][label][0], r["seed"], scale, [])
+        first = r["config"].get("init_from", "") if "first" in entry else ""
+        start, _ = words_of("", scale["rows"][label][0], r["seed"], scale, [], first)
         found = differing(r["config"], start[2:])
         if found:
             return f"its row {label!r} has {found}"
@@ -84,17 +87,21 @@ def older(result, entry, scale):
     return ""
 
 
-def words_of(out, flags, seed, scale, device):
-    """-> the words of the two commands of one row, without where and on what to train."""
+def words_of(out, flags, seed, scale, device, first=""):
+    """
+    -> the words of the two commands of one row, without where and on what to train. first: the
+    folder of the run that it begins with.
+    """
     # of a flag that is there twice the last counts: the row's own
     start = ["python", "train.py", *scale["train"].split(), *flags.split(), "--seed", str(seed)]
+    if first:
+        start += ["--init_from", str(first)]
     return start, ["python", "eval.py", str(out), *scale["eval"].split(), *device]
 
 
-def training(out, label, flags, seed, scale, device, run):
-    """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
+def train(out, start, device, run):
+    """out/ckpt.pt of one row, made now, finished, or there already -> the checkpoint."""
     folder = runs.ROOT / out
-    start, command = words_of(out, flags, seed, scale, device)
     if not (folder / "ckpt.pt").exists():
         shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint
         run(*start, "--out_dir", str(out), "--no-evaluate", *device)
@@ -102,6 +109,18 @@ def training(out, label, flags, seed, scale, device, run):
     check(out, checkpoint["config"], start[2:])
     if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run("python", "train.py", "--resume", str(out), "--no-evaluate", *device)
+    return checkpoint
+
+
+def training(row, entry, scale, device, run):
+    """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
+    folder, first = runs.ROOT / row.out, ""
+    if row.first:
+        earlier, first = row.first
+        start, _ = words_of(first, row.flags, row.seed, earlier, device)
+        train(first, start, device, run)
+    start, command = words_of(row.out, row.flags, row.seed, scale, device, first)
+    checkpoint = train(row.out, start, device, run)
     evaluated = folder / "eval.json"
     try:
         newer = evaluated.stat().st_mtime >= (folder / "ckpt.pt").stat().st_mtime
@@ -110,13 +129,16 @@ def training(out, label, flags, seed, scale, device, run):
         done = False
     if not done:
         run(*command)
-    found = json.loads(evaluated.read_text())
-    history = [[r["iter"], r["scores"]] for r in runs.read_log(folder) if "scores" in r]
+    found, log = json.loads(evaluated.read_text()), runs.read_log(folder)
     found["environment"] = checkpoint.get("environment", found["environment"])  # the training's
-    found["more"] = dict(label=label, train_command=shlex.join(start),
+    found["more"] = dict(label=row.label, train_command=shlex.join(start),
                          environment=found["environment"])
+    history = [[r["iter"], r["scores"]] for r in log if "scores" in r]
     if history:
         found["more"]["history"] = history
+    if "losses" in entry:
+        for key in ("loss", "val_loss"):
+            found["more"][key] = [[r["iter"], r[key]] for r in log if key in r]
     return found
 
 
@@ -125,28 +147,47 @@ def folder_of(flags, seed):
     return re.sub(r"[^\w.]+", "-", flags.replace("--model ", "")) + f"-{seed}"
 
 
-def planned(args, scale, folder):
-    """-> (label, flags, seed, folder of the run) of every run."""
+class Row(NamedTuple):
+    """One run of a table."""
+    label: str
+    flags: str    # its own, for train.py
+    seed: int
+    out: Path
+    first: tuple  # the scale of the entry and the folder of the run that it begins with, if any
+
+
+def planned(args, entry, scale, folder):
+    """-> Row of every run."""
     for label, (flags, n) in scale["rows"].items():
         for seed in range(1337, 1337 + (args.seeds or n)):
-            yield label, flags, seed, folder / folder_of(flags, seed)
+            name, first = folder_of(flags, seed), ()
+            if "first" in entry:
+                earlier = experiments.known()[entry["first"]]
+                group = earlier.get("group", entry["first"])
+                first = earlier[args.scale], Path("out") / f"{group}.{args.scale}" / name
+            yield Row(label, flags, seed, folder / name, first)
 
 
 def jobs(args, entry, scale, folder):
     """-> {name: function(run)}, one for each row and seed."""
     device, found = on_device(args), {}
-    for label, flags, seed, out in planned(args, scale, folder):
-        found[out.name] = partial(training, out, label, flags, seed, scale, device)
+    for row in planned(args, entry, scale, folder):
+        found[row.out.name] = partial(training, row, entry, scale, device)
     return found
 
 
-def commands(args, scale, folder):
-    """-> {label: the two commands of each run}"""
+def commands(args, entry, scale, folder):
+    """-> {label: the commands of each run}: of the run that it begins with, and its own two."""
     device, found = on_device(args), {}
-    for label, flags, seed, out in planned(args, scale, folder):
-        start, score = words_of(out, flags, seed, scale, device)
-        start += ["--out_dir", str(out), "--no-evaluate", *device]
-        found.setdefault(label, []).append((start, score))
+    for row in planned(args, entry, scale, folder):
+        earlier, first = row.first or (None, "")
+        words = []
+        if row.first:
+            before, _ = words_of(first, row.flags, row.seed, earlier, device)
+            words.append(before + ["--out_dir", str(first), "--no-evaluate", *device])
+        start, score = words_of(row.out, row.flags, row.seed, scale, device, first)
+        words += [start + ["--out_dir", str(row.out), "--no-evaluate", *device], score]
+        found.setdefault(row.label, []).append(words)
     return found
 
 
@@ -158,17 +199,22 @@ def collect(entry, scale, evaluations):
     """What the jobs returned -> the entry's JSON."""
     first = evaluations[0]
     shared = ("environment", "dtype", "data", "split", "tokens", "strided_tokens", "lengths",
-              "splits", "sequences")
+              "splits", "sequences", "queries", "documents", "chance", "readings")
     result = {k: first[k] for k in shared if k in first} | dict(paper=entry.get("published", {}))
     if "published_at" in scale:
         result["paper_lengths"] = scale["published_at"]
-    if "columns" in entry:
-        result["columns"] = entry["columns"]
+    for key in ("columns", "losses"):
+        if key in entry:
+            result[key] = entry[key]
     return result | dict(runs=[e["runs"][0] | e["more"] for e in evaluations])
 
 
 def figures(entry):
     """What plot.py is asked for, in words, to show the JSON: of a task what its table has first."""
+    if "losses" in entry:
+        return [["curves"]]
+    if "first" in entry:
+        return [["retrieval"]]
     if "columns" not in entry:
         return [["lengths"]]
     _, _, metric = entry["columns"][0]
