@@ -396,31 +396,6 @@ READINGS = dict(
     windows_bm25="the sum of the ranks by windows and by BM25")
 
 
-def batches(texts):
-    """Which texts go through a model together: of like lengths, BATCH_TOKENS with their padding."""
-    batch = []
-    for n in sorted(range(len(texts)), key=lambda n: len(texts[n])):
-        if batch and (len(batch) + 1) * len(texts[n]) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(n)
-    yield batch
-
-
-@torch.no_grad()
-def embed(model, texts, device, context):
-    """Texts, a list of (n,) token arrays -> (N, C) unit vectors."""
-    found = np.empty((len(texts), model.config.n_embd), np.float32)
-    for batch in batches(texts):
-        longest = max(1, len(texts[batch[-1]]))
-        idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
-        for row, n in zip(idx, batch):
-            row[:len(texts[n])] = torch.from_numpy(texts[n])
-        with context:
-            found[batch] = model.embed(idx.to(device)).float().cpu().numpy()
-    return found
-
-
 def window_scores(run, documents, queries, T, device, context):
     """-> (Q, windows) scores of all windows of T tokens, (windows,) their documents, places."""
     parts, of, place = [], [], []
@@ -429,7 +404,7 @@ def window_scores(run, documents, queries, T, device, context):
             parts.append(tokens[start:start + T])
             of.append(n)
             place.append(start)
-    scores = queries @ embed(run.model, parts, device, context).T
+    scores = queries @ runs.embed(run.model, parts, device, context).T
     return scores, np.array(of), np.array(place)
 
 
@@ -497,14 +472,14 @@ def evaluate_pairs(args, loaded, device, context, words):
 def search(run, task, documents, queries, of, bm25, device, context):
     """One model -> {reading: {length: (Q,) at which place the right document comes}}."""
     T, N, ours = run.config["block_size"], len(documents), task.ours(documents)
-    vectors = embed(run.model, task.ours(queries), device, context)
+    vectors = runs.embed(run.model, task.ours(queries), device, context)
     scores, owner, start = window_scores(run, ours, vectors, T, device, context)
     places = {reading: {} for reading in READINGS}
     for L in bm25:
         seen = start < L
         found = dict(bm25=bm25[L], windows=best_window(scores[:, seen], owner[seen], N))
         try:
-            whole = embed(run.model, [tokens[:L] for tokens in ours], device, context)
+            whole = runs.embed(run.model, [tokens[:L] for tokens in ours], device, context)
             found["whole"] = vectors @ whole.T
         except ValueError as e:  # an encoding that ends
             print(f"  {run.name}: {e}")
@@ -547,12 +522,6 @@ def find_task(name):
         return data.find(name)
     except ValueError as e:
         runs.fail(e)
-
-
-def kind_of(config):
-    """Of what kind the data of a run are. A text may have moved since."""
-    name = config["data"]
-    return find_task(name).kind if name in data.with_a_file() else "text"
 
 
 def check_split(split, task):
@@ -620,10 +589,10 @@ def main(argv=None):
     for run in loaded:
         name = run.config["data"]
         other = args.data or name
-        if other != name and not (kind_of(run.config) == find_task(other).kind == "text"):
+        if other != name and not (runs.kind_of(run.config) == find_task(other).kind == "text"):
             runs.fail(f"{run.path} was trained on {name}, not on {other}: "
                       f"it can be scored on {name} only")
-    kind = kind_of(loaded[0].config)
+    kind = runs.kind_of(loaded[0].config)
     sizes = dict(text=("tokens", "strided"), symbols=("sequences",), pairs=("queries",))
     for other, flags in sizes.items():
         for flag in flags:

@@ -24,6 +24,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import torch
 
 import data
@@ -193,9 +194,50 @@ def new_cache(model, size):
     return sys.modules[type(model).__module__].Cache(size)
 
 
+def kind_of(config):
+    """Of what kind the data of a run are (see class Task). A text may have moved since."""
+    if config["data"] not in data.with_a_file():
+        return "text"
+    try:
+        return data.find(config["data"]).kind
+    except ValueError as e:
+        fail(e)
+
+
 def piece(model):
     """How many tokens to run through a model at once: so many that their logits stay small."""
     return max(256, min(16384, 2**26 // model.config.vocab_size))
+
+
+# -----------------------------------------------------------------------------
+# texts as vectors, of encoders
+
+TOKENS = 2**14  # that go through an encoder at once
+
+
+def batches(texts):
+    """Which texts go through a model together: of like lengths, TOKENS with their padding."""
+    batch = []
+    for n in sorted(range(len(texts)), key=lambda n: len(texts[n])):
+        if batch and (len(batch) + 1) * len(texts[n]) > TOKENS:
+            yield batch
+            batch = []
+        batch.append(n)
+    yield batch
+
+
+@torch.no_grad()
+def embed(model, texts, device, context):
+    """Texts, a list of (n,) token arrays -> (N, C) unit vectors."""
+    found = np.empty((len(texts), model.config.n_embd), np.float32)
+    for batch in batches(texts):
+        longest = max(1, len(texts[batch[-1]]))
+        idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
+        for row, n in zip(idx, batch):
+            row[:len(texts[n])] = torch.from_numpy(texts[n])
+        with context:
+            found[batch] = model.embed(idx.to(device)).float().cpu().numpy()
+    return found
 
 
 # -----------------------------------------------------------------------------

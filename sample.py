@@ -4,6 +4,8 @@ Write text with a trained model, as far beyond its training length as you like.
     python sample.py                                            the newest run on text under out/
     python sample.py out/cable-stdlib-nano --prompt "def " --max_new_tokens 4096
     python sample.py --prompt_file README.md --temperature 0    greedy; long prompts are normal
+    python sample.py out/bert_cable-retrieval-nano --prompt "read a file line by line" --data src/
+                                          an encoder: the files that answer best, and where in them
 
 Text streams to stdout as it comes; the speed goes to stderr.
 """
@@ -16,7 +18,10 @@ from pathlib import Path
 import torch
 
 import runs
-from data.text import encode, get_encoding
+from data.text import cut_to, encode, get_encoding, identify, own_files
+
+LONGEST = 32  # times its training length, that an encoder reads of a file
+BEST = 10     # files that a search names
 
 
 @torch.no_grad()
@@ -61,6 +66,7 @@ def make_parser():
                                       "text under out/")
     add("--prompt", help="text to continue; default: the beginning of a document")
     add("--prompt_file", help="the same from a file")
+    add("--data", help="encoders: the file or folder to search for what answers the prompt")
     add("--max_new_tokens", type=int, default=500, help="tokens to write (default: 500)")
     add("--num_samples", type=int, default=1, help="texts to write (default: 1)")
     add("--temperature", type=float, default=0.8,
@@ -91,7 +97,7 @@ def read_prompt(args):
 def newest_text_run():
     """The last checkpoint of the newest run under out/ that was trained on text."""
     for path in runs.checkpoints():
-        if "tokenizer" in runs.load_checkpoint(path)["config"]:
+        if runs.kind_of(runs.load_checkpoint(path)["config"]) == "text":
             return path
     runs.fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
@@ -114,6 +120,48 @@ def write(model, idx, prompt, encoding, args):
     return n, speed
 
 
+def search(model, path, config, checkpoint, prompt, where, device, context):
+    """The ten files that answer the prompt best: cosine of the whole, and where it is highest."""
+    if prompt is None or where is None:
+        runs.fail(f"{path} is an encoder, which writes no text: give it a --prompt to answer, and "
+                  "a file or folder to search with --data")
+    try:
+        encoding = get_encoding(config["tokenizer"])
+        table = cut_to(checkpoint["kept"].get("vocabulary", ()))
+        texts = read_files(where)
+    except ValueError as e:
+        runs.fail(e)
+    T = config["block_size"]
+    query = table[encoding.encode_ordinary(prompt.decode("utf-8", "replace"))]
+    if not len(query):
+        runs.fail("the prompt is empty")
+    tokens = [encoding.encode_ordinary(text) for text in texts.values()]
+    cut = [table[ids[:LONGEST * T]] for ids in tokens]
+    asked = runs.embed(model, [query[:config["query_size"]]], device, context)[0]
+    try:
+        score = runs.embed(model, cut, device, context) @ asked
+    except ValueError as e:  # an encoding that ends
+        runs.fail(e)
+    for n in (-score).argsort(kind="stable")[:BEST]:
+        name, ids = list(texts)[n], tokens[n]
+        windows = [cut[n][start:start + T] for start in range(0, max(1, len(cut[n])), T)]
+        best = int((runs.embed(model, windows, device, context) @ asked).argmax()) * T
+        line = encoding.decode(ids[:best]).count("\n") + 1
+        said = " ".join(encoding.decode(ids[best:best + T]).split())
+        print(f"{score[n]:.3f}  {name}:{line}  {said[:60]}")
+
+
+def read_files(where):
+    """{name: text} of the files of a folder, or of one file. Raises ValueError."""
+    identify(where)
+    root = Path(where).expanduser().resolve()
+    folder = root.parent if root.is_file() else root
+    found = {}
+    for file in own_files(root):
+        found[str(file.relative_to(folder))] = file.read_text(errors="replace")
+    return found
+
+
 def main(argv=None):
     args = runs.parse(make_parser(), argv)
     if args.max_new_tokens < 1 or args.num_samples < 1:
@@ -130,7 +178,12 @@ def main(argv=None):
     device, context, where = runs.setup(args)
     path = runs.find_checkpoint(args.checkpoint) if args.checkpoint else newest_text_run()
     model, config, checkpoint = runs.load_run(path, device, args.bema)
-    if "tokenizer" not in config:
+    kind = runs.kind_of(config)
+    if kind == "pairs":
+        return search(model, path, config, checkpoint, prompt, args.data, device, context)
+    if args.data is not None:
+        runs.fail(f"--data is for encoders; {path} writes text and searches none")
+    if kind != "text":
         runs.fail(f"{path} was trained on {config['data']}, which has no text to write; "
                   "see python eval.py and python maps.py")
     try:
