@@ -53,6 +53,8 @@ import data.counting
 import data.dyck
 import data.flipflop
 import data.max_retrieval
+import data.mlm
+import data.retrieval
 import data.selective_copy
 import data.set_complement
 import data.text
@@ -62,6 +64,7 @@ import experiments
 import kernels
 import maps
 import model_baseline
+import model_bert
 import model_cable
 import model_classics
 import model_cope
@@ -84,7 +87,9 @@ from model_tra import tra_attention
 torch.set_num_threads(1)
 ROOT = Path(runs.__file__).resolve().parent
 MODEL_FILES = sorted(ROOT.glob("model_*.py"))
-MODELS = sorted(runs.models())
+NAMES = sorted(runs.models())
+ENCODERS = [name for name in NAMES if runs.find_model(name)[0] is model_bert]
+MODELS = [name for name in NAMES if name not in ENCODERS]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
 INF = float("inf")
 
@@ -1398,7 +1403,8 @@ def test_every_model_file_runs_alone(tmp_path):
             m = importlib.import_module(path.stem)
             y = m.GPT(m.GPTConfig(n_layer=1))(torch.zeros(1, 9, dtype=torch.long))[0]
             print(path.stem, *y.shape)"""
-    wanted = [f"{path.stem} 1 9 257" for path in MODEL_FILES]
+    wanted = [f"{path.stem} 1 9 {8195 if path.stem == 'model_bert' else 257}"
+              for path in MODEL_FILES]
     assert python(code, tmp_path).splitlines() == wanted
 
 
@@ -1935,7 +1941,7 @@ HELP = {"help", "description", "usage", "epilog"}
 def named(text):
     """The methods and tasks that a string names; the usage example is the default's."""
     text = re.sub(r"--model cable\b|--data stdlib\b|\bcable-stdlib\b", "", text)
-    names = set(MODELS) | set(data.known())
+    names = set(NAMES) | set(data.known())
     if text in names - {"label"}:
         return {text}
     return (names - ENGLISH) & set(re.findall(r"[a-z0-9_]+", text.lower()))
@@ -1966,7 +1972,7 @@ def test_no_script_names_a_method_or_a_task(path):
     for node in ast.walk(tree):
         name = getattr(node, "id", getattr(node, "name", getattr(node, "attr", None)))
         words = set(str(name).split("_")) | {name}
-        if words & (set(MODELS) | set(data.known())) - ENGLISH:
+        if words & (set(NAMES) | set(data.known())) - ENGLISH:
             found.append(f"{path.name}:{node.lineno}: the name {name}")
     assert not found, "\n".join(found)
 
@@ -2644,7 +2650,8 @@ def test_max_retrieval_task():
             data.max_retrieval.Task(**wrong)
 
 
-TASKS = [name for name in data.with_a_file() if data.find(name).kind == "symbols"]
+TASKS = [name for name in data.with_a_file()
+         if data.find(name).kind == "symbols" and not data.find(name).both_ways]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -2687,6 +2694,434 @@ def test_tasks_are_drawn_fast(name, least):
         x, _ = task.batch(task.splits[1], 1000, generator)
         seconds.append(time.process_time() - begin)
     assert x.shape[0] * x.shape[1] / min(seconds) > least
+
+
+# -----------------------------------------------------------------------------
+# the encoder: bidirectional attention, masked tokens, retrieval
+
+def encoder(name, **changes):
+    """A small random encoder in float64, with biases and steps that do not vanish."""
+    torch.manual_seed(0)
+    model = runs.make_model(TINY | runs.find_model(name)[1] | dict(model=name) | changes)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model.eval().double()
+
+
+def naive_encoder_attention(q, k, v, real, S, g):
+    """One query, one key, one number at a time."""
+    B, H, T, d = q.shape
+    y = torch.zeros_like(v)
+    for b, h, i in itertools.product(range(B), range(H), range(T)):
+        weights = []
+        for j in range(T):
+            logit = sum(q[b, h, i, n] * k[b, h, j, n] for n in range(d)) / math.sqrt(d)
+            if S is not None:
+                logit -= g[b % len(g), h, i] * abs(S[b % len(S), h, i] - S[b % len(S), h, j])
+            weights.append(logit.exp() if real is None or real[b, j] else 0)
+        for j in range(T):
+            y[b, h, i] += weights[j] / sum(weights) * v[b, h, j]
+    return y
+
+
+@pytest.mark.parametrize("rows", [64, 2])
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_an_encoder_attends_both_ways(name, rows, monkeypatch):
+    """literal and what runs, on the model's own arguments, with padding and without."""
+    monkeypatch.setattr(model_bert, "ROWS", rows)
+    model = encoder(name)
+    for padded in (0, 2):
+        idx = torch.randint(1, 61, (2, 7))
+        idx[1, 7 - padded:] = 0
+        with runs.spy(model) as calls:
+            model(idx)
+        for q, k, v, real, S, g in calls:
+            assert (real is None) == (padded == 0)
+            assert (S is None) == (name not in ("bert_cable", "bert_alibi"))
+            want = naive_encoder_attention(q, k, v, real, S, g)
+            y, parts = model_bert.literal(q, k, v, real, S, g)
+            close(y, want, 1e-12)
+            close(model_bert.bert_attention(q, k, v, real, S, g), want, 1e-6)  # S is float32
+            assert parts["attention"].shape == (2, 4, 7, 7)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_padding_changes_nothing(name):
+    """Vectors and gradients of a batch are those of its texts one by one, however far padded."""
+    model = encoder(name)
+    texts = [torch.randint(1, 61, (n,)) for n in (1, 5, 13, 20)]
+    idx = torch.zeros(4, 24, dtype=torch.long)
+    for row, text in zip(idx, texts):
+        row[:len(text)] = text
+    for width in (20, 24):
+        for row, text in zip(model.embed(idx[:, :width]), texts):
+            close(row, model.embed(text[None])[0], 1e-6)
+    assert (model.embed(idx).norm(dim=1) - 1).abs().max() < 1e-6
+    empty = model.embed(torch.zeros(1, 5, dtype=torch.long))
+    assert torch.equal(empty, torch.zeros_like(empty))
+    with torch.enable_grad():  # of a text without tokens too, no NaN
+        model.embed(torch.cat((idx, 0 * idx[:1]))).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_an_encoder_sees_what_comes_later():
+    for name in ENCODERS:
+        idx = torch.randint(1, 61, (1, 9))
+        other = idx.clone()
+        other[0, 8] = idx[0, 8] % 60 + 1
+        with torch.no_grad():
+            model = encoder(name)
+            assert (model(idx)[0][0, 0] - model(other)[0][0, 0]).abs().max() > 1e-4
+
+
+def test_order_matters_to_an_encoder():
+    """Of all encodings but none; a mean over tokens alone would not know it."""
+    for name in ENCODERS:
+        idx = torch.randint(1, 61, (1, 12))
+        with torch.no_grad():
+            model = encoder(name)
+            moved = (model.embed(idx) - model.embed(idx[:, torch.randperm(12)])).abs().max()
+        assert (moved < 1e-6) == (name == "bert_nope"), name
+
+
+def test_masked_tokens_are_scored_alone():
+    model = encoder("bert_cable")
+    idx, targets = torch.randint(1, 61, (2, 9)), torch.full((2, 9), -1)
+    targets[0, 3], targets[1, 7] = 5, 6
+    full, nothing = model(idx)
+    logits, loss = model(idx, targets)
+    assert nothing is None and logits.shape == (2, 61)
+    close(logits, full[[0, 1], [3, 7]], 1e-12)
+    want = -(full[0, 3].log_softmax(-1)[5] + full[1, 7].log_softmax(-1)[6]) / 2
+    close(loss, want, 1e-6)
+    assert model(idx, torch.full((2, 9), -1))[1] == 0
+
+
+@pytest.mark.slow
+def test_an_encoder_reads_16384_tokens():
+    """In less than 1.5 GB, torch and all."""
+    code = """if True:
+        import torch, model_bert, runs
+        torch.set_num_threads(1)
+        model = model_bert.GPT(model_bert.GPTConfig())
+        with torch.no_grad():
+            model.embed(torch.randint(1, 8195, (1, 16384)))
+        print(runs.peak_memory(torch.device("cpu")))"""
+    peak = python(code, ROOT)
+    assert float(peak) < 1.5
+
+
+def write_package(folder, modules=14, functions=8):
+    """Python files, each function with a docstring of its own words."""
+    (folder / "library").mkdir()
+    words = [a + b for a in ("ta", "ro", "mi", "ku", "fe") for b in ("lon", "pir", "dus", "gat")]
+    for m in range(modules):
+        text = f'"""Module {m}."""\n'
+        for n in range(functions):
+            said = " ".join(rng(100 * m + n).choice(words, 6))
+            name = "_".join(said.split()[:2])
+            text += (f"\n\ndef {name}_{n}(x):\n    \"\"\"{said.capitalize()}.\n\n    And more."
+                     f"\n    \"\"\"\n    y = x + {n}  # {said.split()[0]}\n    return y\n")
+        (folder / "library" / f"{m}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    return write_package(tmp_path)
+
+
+ENCODER_FLAGS = ("--corpus", "library", "--tokenizer", "bytes", "--n_layer", 1, "--n_head", 2,
+                 "--n_embd", 16, "--block_size", 32, "--batch_size", 4, "--eval_iters", 1,
+                 "--device", "cpu")
+
+
+def test_the_share_of_masked_tokens(library):
+    """15 % of the tokens, at every position alike; of them 80 % masked, 10 % another, 10 % kept."""
+    task = data.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
+    x, y = task.batch("train", 4000, rng(0))
+    told = y != -1
+    assert (told.sum(1) == 6).all() and (x[~told] > data.text.UNK).all()
+    by_position = told.sum(0)
+    chi2 = ((by_position - 600) ** 2 / 600).sum() / (1 - 0.15)
+    assert chi2 < 39 + 5 * math.sqrt(2 * 39)
+    masked, kept = x == data.text.MASK, told & (x == y)
+    other = 0.1 * (1 - 1 / (task.vocab_size - 3))  # another token may be the same one
+    for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
+        assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / told.sum())
+    assert (x[told & ~masked] > data.text.UNK).all()
+
+
+def test_masked_windows_stay_in_their_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    (tmp_path / "notes").mkdir()
+    for n in range(12):  # every document has a byte of its own
+        (tmp_path / "notes" / f"{n}.txt").write_text(chr(97 + n) * (7 + 9 * n))
+    task = data.mlm.Task(corpus=str(tmp_path / "notes"), tokenizer="bytes", block_size=30)
+    windows = task.windows("train", 500, rng(0))
+    for row in windows:
+        real = row[row != data.text.PAD]
+        assert len(set(real)) == 1 and (row[len(real):] == data.text.PAD).all() and len(real)
+    assert (windows == data.text.PAD).any() and (windows != data.text.PAD).all(1).any()
+
+
+def test_the_vocabulary_is_the_commonest_tokens(library):
+    task = data.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", max_vocab=5)
+    stream = task.text.tokens("train")
+    common = [token for token, _ in sorted(
+        ((t, (stream == t).sum()) for t in set(stream.tolist())), key=lambda p: (-p[1], p[0]))[:5]]
+    assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == common
+    assert [task.table[t] for t in common] == [3, 4, 5, 6, 7]
+    assert task.table[255] == data.text.UNK
+    task.adopt(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
+    assert task.vocab_size == 5 and task.table[8] == 4
+    for wrong in ([-1], [70000], []):
+        with pytest.raises(ValueError, match="vocabulary"):
+            task.adopt(dict(vocabulary=torch.tensor(wrong, dtype=torch.long)))
+
+
+def test_a_query_is_taken_out_of_its_document(library):
+    """Every definition that a query belongs to is where `at` says, without its docstring."""
+    task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=64)
+    seen = set()
+    for split in task.splits:
+        documents, queries, of, at = task.collection(split, 10**6)
+        texts, asked = task.read(documents), task.read(queries)
+        assert len(asked) >= 2
+        for query, n, where in zip(asked, of, at):
+            assert query.lower() not in " ".join(texts[n].lower().split())
+            assert texts[n][where:].startswith("def " + "_".join(query.lower().split()[:2]))
+            assert query not in seen
+            seen.add(query)
+    for first in range(50):
+        x, _ = task.batch("train", 4, rng(first))
+        q, d, _ = np.split(x, (task.query_size, task.query_size + 64), axis=1)
+        back = np.append([0, 0, 0], task.kept["vocabulary"].numpy())
+        for query, document in zip(q, d):
+            words = bytes(back[query[query > 2]].tolist()).decode().lower().split()
+            assert "def " + "_".join(words[:2]) in bytes(back[document].tolist()).decode()
+
+
+def test_docstrings_that_stay_and_those_that_go():
+    source = (
+        'def a():\n    """Said in one place."""\n    return 1\n\n\n'
+        'class B:\n    """Four words and more.\n\n    Not this.\n    """\n    x = 1\n\n'
+        '    async def c(self):\n        r"""Within a class, too."""\n        pass\n\n\n'
+        'def d(): """on the line of the def"""\n\n\n'
+        'def e():\n    """Nothing but a docstring."""\n\n\n'
+        'def f():\n    """Too short."""\n    return 2\n\n\n'
+        'if x:\n    try:\n        pass\n    except E:\n        def g():\n'
+        '            """Deep in other statements."""\n            return "ä"\n')
+    document, asked = data.retrieval.without_queries(source)
+    found = {query: document[at:].split("\n")[0].strip() for query, at in asked}
+    assert found == {"Said in one place.": "def a():", "Four words and more.": "class B:",
+                     "Within a class, too.": "async def c(self):",
+                     "Deep in other statements.": "def g():"}
+    gone = "one place", "Four words", "Not this", "Within a", "Nothing but", "Too short", "Deep in"
+    assert not any(words in document for words in gone)
+    assert "on the line of the def" in document and 'return "ä"' in document
+
+
+def test_prose_gives_up_some_sentences():
+    sentences = [f"The {n}th sentence of this text has a word like w{n * n}." for n in range(200)]
+    document, asked = data.retrieval.without_queries("Title, no sentence\n\n" + " ".join(sentences))
+    assert 10 < len(asked) < 50
+    for query, at in asked:
+        after = sentences.index(query) + 1
+        assert query not in document
+        if sentences[after] in document:
+            assert document[at:].split()[:2] == sentences[after].split()[:2]
+
+
+def test_packages_are_split_as_a_whole():
+    """The largest is trained on, and a split's files are those of its packages."""
+    found = {}
+    for split, text in itertools.islice(data.text.packages(), 400):
+        assert split in data.text.SPLITS and text is not None
+        found[split] = found.get(split, 0) + 1
+    assert set(found) == set(data.text.SPLITS)
+    owners = {}
+    real = data.text.choose_splits
+    data.text.choose_splits = lambda names, size: owners.update(real(names, size)) or owners
+    try:
+        next(data.text.packages())
+    finally:
+        data.text.choose_splits = real
+    assert owners["torch"] == "train" and {"json", "asyncio", "numpy"} <= set(owners)
+
+
+def test_info_nce_is_what_the_loop_says(library):
+    task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=32)
+    model = encoder("bert_rope", vocab_size=task.vocab_size, block_size=64)
+    task.begin(model)
+    assert (task.kept["negatives"] >= 0).any()
+    x = torch.from_numpy(task.batch("train", 5, rng(0))[0])
+    got = task.loss(model, x, None)
+    q, d, n = x.split((48, 32, 32), 1)
+    with torch.no_grad():
+        q, d, n = (model.embed(part) for part in (q, d, n))
+        total = 0
+        for i in range(5):
+            others = [q[i] @ d[j] for j in range(5)]
+            others += [q[i] @ n[j] for j in range(5) if n[j].abs().sum() > 0]
+            mine = q[i] @ d[i] / 0.05
+            total += sum((s / 0.05).exp() for s in others).log() - mine
+            total += sum((q[j] @ d[i] / 0.05).exp() for j in range(5)).log() - mine
+    close(got, total / 10, 1e-5)
+    with pytest.raises(ValueError, match="a batch of one pair"):
+        task.loss(model, x[:1], None)
+
+
+def test_a_hard_negative_is_another_place_of_the_file(library):
+    task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=32)
+    task.begin(encoder("bert_nope", vocab_size=task.vocab_size))
+    chosen = task.kept["negatives"].numpy()
+    at, of = task.pairs["train.at"], task.pairs["train.of"]
+    lengths = np.diff(task.pairs["train.documents.starts"])
+    known = chosen >= 0
+    assert known.mean() > 0.9 and (chosen[known] < lengths[of[known]]).all()
+    assert (abs(chosen - at)[known] >= 64).all()
+
+
+def test_ranking_by_a_worked_example():
+    scores = np.array([[0.1, 0.9, 0.5], [0.3, 0.3, 0.2], [0.0, 0.2, 0.1]])
+    places = data.ranks(scores, np.array([2, 0, 0]))
+    assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
+    assert data.ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
+    assert data.ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
+    low, high = data.bootstrap(np.repeat([0.0, 1.0], 200))
+    assert 0.44 < low < 0.46 and 0.54 < high < 0.56
+    assert data.bootstrap(np.ones(9)) == (1, 1)
+
+
+def test_bm25_by_a_worked_example():
+    documents = [["cat", "sat", "cat"], ["dog", "sat"], ["dog"]]
+    got = data.bm25([["cat"], ["sat", "dog", "dog"], ["bird"]], documents)
+    idf = {word: math.log(1 + (3 - n + 0.5) / (n + 0.5)) for word, n in
+           (("cat", 1), ("sat", 2), ("dog", 2))}
+
+    def weight(n, length):
+        return n * 2.2 / (n + 1.2 * (0.25 + 0.75 * length / 2))
+    want = [[idf["cat"] * weight(2, 3), 0, 0],
+            [idf["sat"] * weight(1, 3), (idf["sat"] + 2 * idf["dog"]) * weight(1, 2),
+             2 * idf["dog"] * weight(1, 1)], [0, 0, 0]]
+    assert np.allclose(got, want, atol=1e-6)
+    assert data.words("readLine(read_line2)") == ["read", "line", "read", "line", "2"]
+
+
+def test_windows_and_where_the_answer_begins():
+    scores = np.array([[0.1, 0.9, 0.3, 0.2], [0.5, 0.1, 0.2, 0.6]])
+    best = evaluation.best_window(scores, np.array([0, 0, 1, 2]), 3)
+    assert best.tolist() == [[0.9, 0.3, 0.2], [0.5, 0.2, 0.6]]
+    ones = {16: np.array([1, 1, 1])}
+    whole = {8: np.array([1, 1, 99]), 16: np.array([1, 3, 99])}
+    places = dict(whole=whole, windows=ones, bm25=ones)
+    found = evaluation.by_evidence(places, np.array([0, 9, 12]), 8)
+    assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
+    assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
+
+
+def test_from_masked_tokens_to_search(library, monkeypatch):
+    """mlm, retrieval, eval, search; both trainings interrupted and continued, bit for bit."""
+    common = ENCODER_FLAGS
+    command(library, "train.py", "--data", "mlm", *common, "--max_iters", 6, "--eval_interval", 3,
+            "--out_dir", "m", "--no-evaluate")
+    cases = ("mlm", ()), ("retrieval", ("--init_from", "m", "--query_size", 16))
+    for name, more in cases:
+        flags = "--data", name, *common, *more, "--lr_decay_iters", 4, "--eval_interval", 2
+        command(library, "train.py", *flags, "--max_iters", 4, "--out_dir", f"{name}-4",
+                "--no-evaluate")
+        command(library, "train.py", *flags, "--max_iters", 2, "--out_dir", f"{name}-2",
+                "--no-evaluate")
+        command(library, "train.py", "--resume", f"{name}-2", "--max_iters", 4, "--no-evaluate")
+        whole, twice = (torch.load(library / f"{name}-{n}" / "ckpt.pt") for n in (4, 2))
+        assert whole["kept"].keys() == twice["kept"].keys()
+        assert all(torch.equal(whole["kept"][k], twice["kept"][k]) for k in whole["kept"])
+        assert all(torch.equal(whole["model"][k], twice["model"][k]) for k in whole["model"])
+    command(library, "eval.py", "mlm-4", "--lengths", 32, 64, "--sequences", 8)
+    out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5,
+                     draw=True)
+    found = json.loads((library / "retrieval-4" / "eval.json").read_text())
+    assert found["queries"] == 5 and found["documents"] >= 1 and "retrieval-4  whole" in out
+    row = found["runs"][0]
+    assert set(row["retrieval"]) == set(evaluation.READINGS)
+    assert row["retrieval"]["whole"]["32"] == row["retrieval"]["windows"]["32"]
+    for scores in row["retrieval"]["bm25"].values():
+        assert scores["ndcg@10"]["low"] <= scores["ndcg@10"]["value"] <= scores["ndcg@10"]["high"]
+    assert is_png(library / "retrieval-4" / "eval.png")
+    out, _ = command(library, "sample.py", "retrieval-4", "--prompt", "talon", "--data", "library")
+    assert len(out.splitlines()) == 10 and re.match(r"-?\d\.\d{3}  \d+\.py:\d+  ", out)
+
+
+def test_what_an_encoder_refuses(library, trained):
+    common = *ENCODER_FLAGS, "--max_iters", 1, "--no-evaluate"
+    command(library, "train.py", "--data", "mlm", *common, "--out_dir", "m")
+    command(library, "train.py", "--data", "retrieval", "--model", "bert_learned", *common,
+            "--query_size", 16, "--out_dir", "r")
+    start = "train.py", "--data", "retrieval", "--query_size", 16, *common
+    for words, said in (
+            ((*start, "--model", "cable"), "retrieval needs an encoder, which reads both ways"),
+            (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
+            ((*start, "--batch_size", 1), "a batch of one pair"),
+            ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
+            ((*start, "--init_from", "m", "--model", "bert_rope"), "its model is bert_cable"),
+            ((*start, "--init_from", "gone"), "no checkpoint at gone"),
+            ((*start, "--init_from", trained / "cable"), "its "),
+            ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
+            (("sample.py", "r"), "is an encoder, which writes no text"),
+            (("sample.py", "r", "--prompt", "", "--data", "library"), "the prompt is empty"),
+            (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
+            (("sample.py", "m", "--prompt", "x"), "which has no text to write"),
+            (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
+            (("sample.py", "r", "--prompt", "x", "--data", "library"), "learned positions end at"),
+            (("eval.py", "r", "--sequences", 3), "--sequences is for synthetic tasks"),
+            (("eval.py", "m", "--queries", 3), "--queries is for retrieval")):
+        assert said in complaint(library, *words), words
+    out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
+    assert re.search(r"r  whole +\S+ +-\n", out) and re.search(r"r  windows +\d\S+ +\d", out)
+    (library / "empty").mkdir()
+    (library / "one").mkdir()
+    (library / "one" / "a.py").write_text("x = 1\n")
+    for folder, said in (("empty", "has no text in it"), ("one", "is too few documents")):
+        assert said in complaint(library, *start, "--corpus", folder)
+    (library / "library" / "0.py").write_text("changed = 1\n")
+    assert "is not what r" in complaint(library, "eval.py", "r")
+
+
+def test_pairs_of_the_paper(tmp_path, monkeypatch):
+    """MS MARCO's triples to train on, MLDR's long documents to test: small files in their form."""
+    passages = [f"Passage {n} says a thing." for n in range(2100)]
+    triples = [dict(query=f"what says {n}?", positive=passages[n], negative=passages[n + 1])
+               for n in range(1040)]
+    long = [dict(docid=str(n), text=f"Long text {n}. " * 50) for n in range(12)]
+    asked = [dict(query_id="1", query="which is long?", positive_passages=[long[3]],
+                  negative_passages=[long[5]]) for _ in range(3)]
+    files = {("triplet-hard", "train"): triples, ("corpus-en", "corpus"): long,
+             ("en", "test"): asked}
+
+    def load_dataset(repository, config, split):
+        assert repository == (data.retrieval.MSMARCO if config == "triplet-hard"
+                              else data.retrieval.MLDR)
+        return files[config, split]
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path)
+    task = data.retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
+    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [40, 1000, 3]
+    x, _ = task.batch("train", 40, rng(0))
+    back = np.append([32] * 3, task.kept["vocabulary"].numpy())
+    for row in x:
+        query, document, negative = (bytes(back[part].tolist()).decode().strip()
+                                     for part in np.split(row, (48, 80)))
+        n = int(query[10:-1])
+        assert document == passages[n] and negative == passages[n + 1]
+    documents, queries, of, at = task.collection("test", 10**6)
+    assert len(documents) == 12 and of.tolist() == [3, 3, 3] and not at.any()
+    task.begin(None)  # mines nothing: they are given
+    assert "negatives" not in task.kept
 
 
 # -----------------------------------------------------------------------------
@@ -3940,7 +4375,7 @@ def test_the_text_of_a_checkpoint_from_elsewhere_has_to_be_named(trained, home):
             "--no-evaluate")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_are_known_before_a_model_is_built(name):
     state = torch.get_rng_state()
     config = TINY | runs.find_model(name)[1] | dict(model=name)

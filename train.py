@@ -374,7 +374,9 @@ def restore(checkpoint, out, model, optimizer, state, rank):
 
 
 def begin_with(model, first, c):
-    """The weights of the run `first` into a new one of the same model and tokens."""
+    """The weights of the run `first`, if any, into a new one of the same model and tokens."""
+    if not first:
+        return
     for name, theirs in first["config"].items():
         ours = getattr(model.config, name, theirs)
         if name == "model":
@@ -505,12 +507,11 @@ def main(argv=None):
         torch.manual_seed(c.seed)
         shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
         model = raw_model = module.GPT(module.GPTConfig(**shape)).to(device)
+        if not checkpoint:
+            begin_with(model, first, c)
+            task.begin(model)
     except ValueError as e:
         runs.fail(e)
-    if not checkpoint:
-        if first:
-            begin_with(model, first, c)
-        task.begin(model)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
     wide = [p for p in model.parameters() if p.dim() >= 2]

@@ -83,13 +83,13 @@ class Task(text.CutTask):
         return path.exists() and str(np.load(path)["sha256"]) == source
 
     def stream(self):
-        return self.pairs["train.documents"]
+        return np.concatenate([self.pairs["train.documents"], self.pairs["train.queries"]])
 
     def adopt(self, kept):
         super().adopt(kept)
         chosen = self.kept.get("negatives")
         if chosen is not None and chosen.shape != self.pairs["train.at"].shape:
-            del self.kept["negatives"]  # another corpus'
+            del self.kept["negatives"]  # of another corpus
 
     # ---- training
 
