@@ -740,7 +740,7 @@ def text_flag(config):
     return "corpus" if "corpus" in config else "data"
 
 
-def check_directions(module, task):
+def check_directions(module, name, task):
     """An encoder would see the next token, and a causal model no later one, in the wrong task."""
     both_ways = getattr(module.GPT, "reads_both_ways", False)
     if both_ways == task.both_ways:
@@ -748,7 +748,7 @@ def check_directions(module, task):
     names = [name for name, (other, _) in models().items()
              if getattr(other.GPT, "reads_both_ways", False) == task.both_ways]
     kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"
-    fail(f"{task.data} needs {kind}: choose from {', '.join(names)}")
+    fail(f"{name} needs {kind}: choose from {', '.join(names)}")
 
 
 def load_weights(model, checkpoint, path):

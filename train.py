@@ -135,7 +135,7 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    runs.check_directions(module, task)
+    runs.check_directions(module, asked.data, task)
 
     # a flag for every field, the comment behind the field its help
     parser = runs.make_parser(__doc__)
