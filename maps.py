@@ -5,15 +5,24 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
     python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
     python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step?
     python maps.py reach out/cable-stdlib-nano --length 2048    how far does each head look?
+    python maps.py play out/{fox,tra}-flipflop-nano --length 64 256    a page to play with
 
 attention: for every query (down) and key (across) what the model file's `literal` says: the
 attention; the step that the key counts as; its distance, the steps from the key to the query; and
 the position, exp(bias), the row's largest 1: what attention would be if all contents were alike.
 --kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
 in the head that looks the hardest, one model below the other. reach: the share of the attention
-that lies on the last n tokens, for every n, mean over the second half of a test sequence.
+that lies on the last n tokens, for every n, mean over the second half of a test sequence. play: the
+numbers of steps, but for every query, in one HTML file that needs no network: play.html, filled.
 """
+import argparse
+import base64
+import itertools
+import json
 import sys
+import zlib
+from collections import defaultdict
+from pathlib import Path
 
 import matplotlib
 
@@ -32,6 +41,10 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font
 
 REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
 KINDS = ("attention", "step", "distance", "position", "qk", "bias")
+# in a page: the units in 1, what stands for a number that is not finite, and what is too large
+UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
+NOT_FINITE = -2**31
+PAGE_LIMIT = 2_000_000  # bytes
 
 
 # -----------------------------------------------------------------------------
@@ -112,7 +125,7 @@ def prompt(path, config, args):
     ids = encode(encoding, [text.encode()])[0].tolist()[:args.length or None]
     labels = []
     for i in ids:
-        said = repr(encoding.decode([i]))[1:-1].replace("$", r"\$")  # $ begins a formula
+        said = repr(encoding.decode([i]))[1:-1]
         labels.append("·" if i == encoding.eot_token else said)
     return torch.tensor([ids]), labels
 
@@ -176,6 +189,7 @@ def heads_map(ax, kind, values, head):
 
 
 def token_ticks(axis, labels, size):
+    labels = [label.replace("$", r"\$") for label in labels]  # $ begins a formula
     long = axis.axis_name == "x" and max(map(len, labels)) > 2
     axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
     axis.set_tick_params(length=0, pad=2)
@@ -187,10 +201,7 @@ def steps(args):
     for run in args.runs:
         path, model, config = load(run)
         idx, own = sequence(path, config, args)
-        if own != (labels or own):
-            runs.fail("these runs read different sequences: take runs of one task, and --length "
-                      "where their block_size differs")
-        labels = own
+        labels = same_tokens(labels, own)
         layer, head, parts = sharpest(look(model, idx))
         said = getattr(runs.attention_module(model), "STEP", "")
         lanes.append((config["model"], f"layer {layer}, head {head}", said, parts))
@@ -218,6 +229,14 @@ def steps(args):
     folder = path.parent if len(args.runs) == 1 else runs.ROOT / "out"
     folder.mkdir(exist_ok=True)
     runs.write_figure(fig, args.out or folder / "steps.png")
+
+
+def same_tokens(known, own):
+    """What the runs so far have read, if any, is what this one reads."""
+    if own != (known or own):
+        runs.fail("these runs read different sequences: take runs of one task, and --length "
+                  "where their block_size differs")
+    return own
 
 
 def sharpest(layers):
@@ -291,6 +310,98 @@ def within(attention):
 
 
 # -----------------------------------------------------------------------------
+# the page to play with
+
+def play(args):
+    """One HTML page: what several models make of the same strings, for every query and key."""
+    lanes, strings, numbers = [], None, defaultdict(list)
+    for run in args.runs:
+        path, model, config = load(run)
+        asked = list(asked_for(path, config, args))
+        strings = same_tokens(strings, [dict(name=name, tokens=own) for name, _, own in asked])
+        found = [look(model, idx) for _, idx, _ in asked]
+        heads, first = heads_to_show(found[0], args.heads)
+        for n, layers in enumerate(found):
+            for layer, head in heads:
+                whole = in_units(layers[layer], head)
+                numbers[n] += whole.values()
+        module = runs.attention_module(model)
+        lanes.append(dict(
+            name=config["model"], run=path.parent.name, trained=config["block_size"], heads=heads,
+            first=first, kinds=list(whole), literal=hasattr(module, "literal"),
+            step=getattr(module, "STEP", ""), equation=getattr(module, "EQUATION", "")))
+    for n, string in enumerate(strings):
+        string["numbers"] = packed(np.concatenate(numbers[n]))
+    page = filled(dict(strings=strings, units=UNITS, lanes=lanes))
+    if len(page) > PAGE_LIMIT:
+        there = {"--heads all": args.heads == "all", "a string": len(strings) > 1,
+                 "a run": len(lanes) > 1}
+        spare = [what for what, is_there in there.items() if is_there]
+        runs.fail(f"the page would have {len(page) / 1e6:.1f} MB, the limit is "
+                  f"{PAGE_LIMIT / 1e6:g}: leave out {' or '.join(spare) or 'tokens, by --length'}")
+    out = Path(args.out or runs.ROOT / "out" / "play.html")
+    if out.suffix != ".html":
+        runs.fail(f"cannot write {out}: use .html")
+    out.parent.mkdir(exist_ok=True)
+    runs.write_safely(out, lambda tmp: tmp.write_bytes(page), len(page))
+    print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
+
+
+def asked_for(path, config, args):
+    """-> name, ids (1, T) and labels of every string: a prompt each, or every split and length."""
+    for prompt, split, length in itertools.product(
+            args.prompt or [None], args.split or [None], args.length):
+        one = argparse.Namespace(prompt=prompt, split=split, length=length, seed=args.seed)
+        idx, labels = sequence(path, config, one)
+        name = f"{len(labels)} tokens"
+        if prompt or split:
+            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
+        yield name, idx, labels
+
+
+def heads_to_show(layers, which):
+    """-> (layer, head) pairs, and the place of the first to be shown: the last layer's sharpest."""
+    pairs = []
+    for layer, parts in enumerate(layers):
+        best = sharpest([parts])[1]
+        heads = range(len(parts["attention"])) if which == "all" else [best]
+        pairs += [(layer, head) for head in heads]
+    return pairs, pairs.index((layer, best))
+
+
+def in_units(parts, head):
+    """
+    {kind: whole hundredths, of attention thousandths} of one head, for every query and the keys up
+    to it. A rounded sum is not the sum of the rounded: the logit is qk + bias + carry.
+    """
+    seen = np.tril_indices(parts["attention"].shape[-1])
+    exact = {kind: parts[kind][head][seen].astype(np.float64) for kind in UNITS if kind in parts}
+    if "bias" in exact:
+        exact["carry"] = exact["qk"] + exact["bias"]
+    for kind, x in exact.items():
+        x = np.rint(x * UNITS.get(kind, 100))
+        exact[kind] = np.where(abs(x) < 2**31, x, NOT_FINITE)
+    if "carry" in exact:
+        logit = exact["carry"]
+        exact["carry"] = np.where(logit == NOT_FINITE, 0, logit - exact["qk"] - exact["bias"])
+    return exact
+
+
+def packed(numbers):
+    """int32, all the lowest bytes, then the next ones; deflated; as text."""
+    planes = numbers.astype("<i4").view(np.uint8).reshape(-1, 4).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode()
+
+
+def filled(content):
+    """play.html with its content, bytes."""
+    page = Path(__file__).with_name("play.html").read_text(encoding="utf-8")
+    before, mark, rest = page.partition('<script type="application/json" id="data">')
+    text = json.dumps(content).replace("<", r"\u003c")  # which could end the script
+    return (before + mark + text + rest[rest.index("</script>"):]).encode()
+
+
+# -----------------------------------------------------------------------------
 # command line
 
 def main(argv=None):
@@ -308,16 +419,23 @@ def main(argv=None):
     p = kinds.add_parser("reach", help="how far each head looks")
     p.set_defaults(figure=reach)
     p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
+    p = kinds.add_parser("play", help="an HTML page: drag a query along strings, several models")
+    p.set_defaults(figure=play)
+    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task or of text")
+    p.add_argument("--heads", choices=("sharpest", "all"), default="sharpest",
+                   help="of every layer; default: the one that looks the hardest at one key")
     for name, p in kinds.choices.items():
+        several = dict(nargs="+") if name == "play" else {}  # every split in every length
         if name != "reach":
-            p.add_argument("--prompt", help="text models: what to read")
-        p.add_argument("--split", help="task models: where the sequence comes from")
-        p.add_argument("--length", type=int, default=0,
+            p.add_argument("--prompt", **several, help="text models: what to read")
+        p.add_argument("--split", **several, help="task models: where the sequence comes from")
+        p.add_argument("--length", type=int, default=[0] if several else 0, **several,
                        help="tokens; default: as in training, or the whole prompt")
         p.add_argument("--seed", type=int, default=0, help="task models: which sequence")
-        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
+        p.add_argument("--out", help="the page to write, .html" if several else
+                       "the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser, argv)
-    if args.seed < 0 or args.length < 0:
+    if args.seed < 0 or np.min(args.length) < 0:
         runs.fail("--seed and --length must be 0 or more")
     args.figure(args)
 

@@ -9,6 +9,7 @@ one number at a time; everything faster is held to the literal form.
 """
 import argparse
 import ast
+import base64
 import contextlib
 import difflib
 import errno
@@ -25,6 +26,7 @@ import os
 import random
 import re
 import resource
+import select
 import shlex
 import shutil
 import signal
@@ -35,6 +37,7 @@ import tempfile
 import threading
 import time
 import types
+import zlib
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -4500,6 +4503,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("maps.py attention cable --length -1", "--seed and --length must be 0 or more"),
     ("maps.py attention cable --prompt abc --out x.xyz", "use .png, .pdf or .svg"),
     ("maps.py steps rope cable", "these runs read different sequences"),
+    ("maps.py play rope cable", "these runs read different sequences"),
+    ("maps.py play learned --prompt 'more than sixteen'", "learned positions end at block_size=16"),
+    ("maps.py play tra --out x.png", "cannot write x.png: use .html"),
+    ("maps.py play tra --length 16 -1", "--seed and --length must be 0 or more"),
+    ("maps.py play tra --split iid desne", "unknown split 'desne': did you mean dense?"),
+    ("maps.py play tra --heads some", "invalid choice: 'some'"),
     ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table1?"),
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
@@ -5428,6 +5437,314 @@ def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
     assert len(legend) == 3
 
 
+def page_data(path):
+    """What maps.py play wrote into a page: its JSON, and the template around it."""
+    before, rest = path.read_text().split('<script type="application/json" id="data">')
+    text, _, after = rest.partition("</script>")
+    return json.loads(text), before + after
+
+
+def unpacked(found, string):
+    """A string's numbers in a page, as the page reads them -> [lane][head][kind] (T, T)."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(string["numbers"])), np.uint8)
+    flat = np.ascontiguousarray(planes.reshape(4, -1).T).view("<i4")[:, 0].astype(float)
+    T, at, lanes = len(string["tokens"]), 0, []
+    for lane in found["lanes"]:
+        heads = []
+        for _ in lane["heads"]:
+            parts = {}
+            for kind in lane["kinds"]:
+                x = flat[at:at + T * (T + 1) // 2]
+                at += len(x)
+                parts[kind] = np.zeros((T, T))
+                parts[kind][np.tril_indices(T)] = x
+            heads.append(parts)
+        lanes.append(heads)
+    assert at == len(flat)
+    return lanes
+
+
+def batch_of_one(task, split):
+    """The sequence that maps.py shows: up to the last scored token."""
+    x, y = task.batch(split, 1, rng(0))
+    return x[:, :np.flatnonzero(y[0] != -1)[-1] + 1]
+
+
+def test_a_page_to_play_with_holds_what_literal_says(trained, home):
+    """Every number to two digits, the logit too; lengths and splits crossed; one head or all."""
+    for heads in ("sharpest", "all"):
+        command(home, "maps.py", "play", trained / "tra", trained / "rope", "--heads", heads,
+                "--length", 12, 40, "--split", "dense", "sparse", "--out", "p.html")
+        found, _ = page_data(home / "p.html")
+        names = [string["name"] for string in found["strings"]]
+        assert [name.split()[0] for name in names] == ["dense"] * 2 + ["sparse"] * 2
+        for string, (split, T) in zip(found["strings"], itertools.product(
+                ("dense", "sparse"), (12, 40))):
+            lanes = unpacked(found, string)
+            for lane, shown, name in zip(found["lanes"], lanes, ("tra", "rope")):
+                model, config, _ = runs.load_run(trained / name / "ckpt.pt", torch.device("cpu"))
+                task = runs.make_task(config | dict(block_size=T))
+                x = batch_of_one(task, split)
+                layers = maps.look(model, torch.from_numpy(x))
+                assert string["tokens"] == task.show(x[0])
+                assert len(lane["heads"]) == (2 if heads == "all" else 1) == len(shown)
+                for (layer, head), parts in zip(lane["heads"], shown):
+                    shows_these(parts, {k: v[head] for k, v in layers[layer].items()})
+                assert lane["equation"] == runs.find_model(name)[0].EQUATION
+        assert lane["name"] == "rope" and lane["trained"] == 16 and lane["literal"]
+
+
+def shows_these(parts, exact):
+    """One head's whole numbers in a page are the exact ones, as far as a page shows them."""
+    seen = np.tri(len(parts["attention"]), dtype=bool)
+    exact = exact | dict(carry=exact["qk"] + exact["bias"]) if "bias" in exact else exact
+    for kind, whole in parts.items():
+        unit = 1000 if kind == "attention" else 100
+        known = seen & np.isfinite(exact[kind])
+        if kind == "carry":  # of the logit
+            whole = np.where(known, parts["qk"] + parts["bias"] + whole, -2**31)
+        assert (np.abs(whole / unit - exact[kind])[known] <= .5 / unit + 1e-9).all(), kind
+        assert (whole[seen & ~known] == -2**31).all() and (known.any() or not seen.any())
+
+
+def test_a_page_of_numbers_that_are_large_or_not_finite():
+    """Distances of hundreds of thousands; what is infinite, or larger than all, is told apart."""
+    exact = dict(qk=np.array([[1.005, 0], [-3.456, 2]]), bias=np.array([[-INF, 0], [-1e30, 7e5]]),
+                 step=np.array([[1.0, 0], [np.nan, 1]]), attention=np.full((2, 2), .0004999),
+                 distance=np.array([[123456.784, 0], [9e6, 0]]))
+    parts = maps.in_units({kind: x[None] for kind, x in exact.items()}, 0)
+    assert parts["distance"].tolist() == [12345678, 9e8, 0] and parts["qk"].tolist()[1] == -346
+    assert parts["bias"].tolist() == [-2**31, -2**31, 7e7] and not parts["attention"].any()
+    assert parts["step"].tolist() == [100, -2**31, 100] and parts["carry"].tolist() == [0, 0, 0]
+    packed = zlib.decompress(base64.b64decode(maps.packed(parts["bias"])))
+    assert packed == b"\0\0\x80\0\0\x1d\0\0\x2c\x80\x80\x04"
+
+
+def test_the_page_that_is_committed_is_the_template_as_it_is():
+    """And small enough; its numbers are of alibi, fox, cable, cope and tra, at 1 and 4 lengths."""
+    _, template = page_data(ROOT / "play.html")
+    assert template.count("\n") <= 250 and max(map(len, template.splitlines())) <= 100
+    for word in ("http:", "https:", " src=", "import ", "fetch(", "@font-face", "url("):
+        assert word not in template, word
+    for name in ("play.html", "play_text.html"):
+        path = ROOT / "results" / name
+        found, ours = page_data(path)
+        assert ours == template and path.stat().st_size < 2_000_000
+        for string in found["strings"]:
+            unpacked(found, string)
+        names = [lane["name"] for lane in found["lanes"]]
+        if name == "play.html":
+            assert names == ["alibi", "fox", "cable", "cope", "tra"]
+            assert {len(s["tokens"]) // 60 for s in found["strings"]} == {1, 4}
+
+
+def test_a_page_that_would_be_too_large_says_what_to_leave_out(trained, home, monkeypatch):
+    monkeypatch.setattr(maps, "PAGE_LIMIT", 1000)
+    words = "maps.py", "play", trained / "tra", "--length", 12
+    for more, spare in ((("--heads", "all"), "leave out --heads all"), ((), "tokens, by --length"),
+                        ((20, "--split", "iid"), "leave out a string"),
+                        ((20, "--heads", "all"), "leave out --heads all or a string")):
+        said = complaint(home, *words, *more)
+        assert "the limit is 0.001: leave out" in said and said.endswith(spare)
+    assert not (home / "out").exists()
+
+
+def test_a_page_of_forks(fork, copy):
+    """An edited step, and a file without a literal form: its attention alone; a hostile prompt."""
+    fork("fox", ("bias = -distance", "bias = -3 * distance"),
+         ('STEP = "-log f_k', 'STEP = "</script><b>three</b> -log f_k'))
+    command(copy, "train.py", "--model", "mine", *TINY_RUN)
+    words = "maps.py", "play", "out/mine-flipflop-nano", "--length", 12, "--out", "p.html"
+    command(copy, *words)
+    found, _ = page_data(copy / "p.html")
+    parts = unpacked(found, found["strings"][0])[0][0]
+    assert np.abs(parts["bias"] + 3 * parts["distance"]).max() < 3
+    assert found["lanes"][0]["step"].startswith("</script><b>three</b>")
+    source = (copy / "model_mine.py").read_text()
+    before, _, rest = source.partition("def literal(")
+    (copy / "model_mine.py").write_text(before + rest.partition("\n\n\n")[2])
+    runs.models.cache_clear()
+    del sys.modules["model_mine"]
+    out, _ = command(copy, *words)
+    assert "model_mine.py has no literal form: its attention is all" in out
+    found, _ = page_data(copy / "p.html")
+    assert found["lanes"][0]["kinds"] == ["attention"] and not found["lanes"][0]["literal"]
+
+
+class Browser:
+    """A page in headless Chromium, which is spoken to over a pipe (the DevTools protocol)."""
+    NAMES = "chromium", "chromium-browser", "google-chrome", "chrome"
+    CODES = dict(Tab=9, End=35, Home=36, ArrowLeft=37, ArrowRight=39)
+
+    def __init__(self, page, home, width=1440):
+        down, self.to = os.pipe()
+        self.back, up = os.pipe()
+        program = next(filter(None, map(shutil.which, self.NAMES)))
+        flags = ("--headless=new --no-sandbox --disable-gpu --remote-debugging-pipe "
+                 f"--user-data-dir={home / 'profile'}").split()
+        self.process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{down} 4>&{up}', "bash", program, *flags],
+            pass_fds=(down, up), stderr=subprocess.DEVNULL)
+        os.close(down)
+        os.close(up)
+        self.n, self.rest, self.said, self.session = 0, b"", [], {}
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        found = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = dict(sessionId=found["sessionId"])
+        for domain in ("Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900,
+                 deviceScaleFactor=1, mobile=False)
+        self.ask("Page.navigate", url=page.as_uri())
+        self.until("document.querySelector('dd')?.textContent")
+
+    def ask(self, method, **params):
+        """A command -> its result; what the page says in between is kept in `said`."""
+        self.n += 1
+        message = dict(id=self.n, method=method, params=params) | self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.rest:
+                assert select.select([self.back], [], [], 60)[0], f"no answer to {method}"
+                self.rest += os.read(self.back, 1 << 16)
+            one, _, self.rest = self.rest.partition(b"\0")
+            one = json.loads(one)
+            if one.get("id") == self.n:
+                assert "error" not in one, one
+                return one["result"]
+            self.said.append((one["method"], one["params"]))
+
+    def js(self, text):
+        found = self.ask("Runtime.evaluate", expression=text, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, text):
+        end = time.time() + 30
+        while not self.js(text):
+            assert time.time() < end, f"never: {text}"
+            time.sleep(.02)
+
+    def key(self, name, shift=False):
+        for kind in ("keyDown", "keyUp"):
+            self.ask("Input.dispatchKeyEvent", type=kind, key=name, code=name,
+                     windowsVirtualKeyCode=self.CODES[name], modifiers=8 * shift)
+
+    def point(self, svg, token, click=False):
+        """The mouse over a token of the string (svg 0) or of a lane, 1 and more."""
+        box = self.js(f"(b => [b.x, b.y])(document.querySelectorAll('svg')[{svg}]"
+                      ".getBoundingClientRect())")
+        cell = self.js("parseFloat(page.style.getPropertyValue('--cell'))")
+        where = dict(x=box[0] + (token + .5) * cell, y=box[1] + 10)
+        self.ask("Input.dispatchMouseEvent", type="mouseMoved", **where)
+        for kind in ("mousePressed", "mouseReleased"):
+            if click:
+                self.ask("Input.dispatchMouseEvent", type=kind, **where,
+                         button="left", clickCount=1)
+
+    def numbers(self, lane):
+        """What a lane's list and its equation say, by kind."""
+        found = self.js(f"[...document.querySelectorAll('.lane')[{lane}].querySelectorAll("
+                        "'[data-kind]')].map(x => [x.dataset.kind, x.textContent])")
+        return {kind: text.replace("−", "-") for kind, text in found if kind}
+
+    def where(self):
+        """The query and the key, from 0."""
+        found = re.findall(r"(?:query|key) (\d+)", self.js("where.textContent"))
+        return [int(n) - 1 for n in found]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.to)
+        os.close(self.back)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, Browser.NAMES)), reason="needs Chromium")
+def test_the_page_in_a_browser(trained, home):
+    """Arrow keys, pointer, tab order, head and string; the numbers that it shows are literal's."""
+    flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", "--model", "diff", *flags, "--n_embd", 32, "--out_dir", "diff")
+    command(home, "maps.py", "play", "diff", trained / "rope", trained / "tra", "--heads", "all",
+            "--length", 16, 48, "--out", "p.html")
+    command(home, "maps.py", "play", trained / "cable", "--prompt", "</script> $", "x\ny",
+            "--out", "text.html")
+    parts = []
+    model, config, _ = runs.load_run(trained / "tra" / "ckpt.pt", torch.device("cpu"))
+    for T in (16, 48):
+        x = batch_of_one(runs.make_task(config | dict(block_size=T)), "iid")
+        parts.append(maps.look(model, torch.from_numpy(x))[0])
+    browser = Browser(home / "p.html", home)
+    try:
+        play_with(browser, parts)
+        browser.ask("Page.navigate", url=(home / "text.html").as_uri())
+        browser.until("document.querySelectorAll('.top text')[1]?.textContent === '<'")
+        name = browser.js("document.querySelector('button').textContent")
+        assert name == "</script> $ (12 tokens)"
+        asked = [p["request"] for m, p in browser.said if m == "Network.requestWillBeSent"]
+        assert {one["url"][:5] for one in asked} <= {"file:", "data:"} and len(asked) >= 2
+        loud = "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"
+        assert [said for said in browser.said if said[0] in loud] == []
+    finally:
+        browser.close()
+
+
+def play_with(browser, parts):
+    """parts: what tra's one layer, the last lane, says about both strings."""
+    def shows(string, head):
+        i, j = browser.where()
+        found, exact = browser.numbers(2), {k: v[head, i, j] for k, v in parts[string].items()}
+        assert found.pop("attention") == f"{exact['attention']:.3f}"
+        dropped = np.isinf(exact["bias"])
+        assert (found.pop("bias") == "dropped") == dropped == (found["logit"] == "-∞")
+        exact["logit"] = exact["qk"] + exact["bias"]
+        for kind in ("qk", "step", "distance", "logit")[:3 if dropped else 4]:
+            assert abs(float(found[kind]) - exact[kind]) <= .005 + 1e-6 and found[kind][-3] == "."
+        return dropped
+
+    T, longer = (len(p["qk"][0]) for p in parts)
+    assert browser.where()[0] == T - 1 and T > 13
+    head = browser.js("document.querySelectorAll('select')[2].selectedIndex")
+    kinds = [{shows(0, head)}]
+    for key, shift, want in (("Home", True, [T - 1, 0]), ("ArrowRight", True, [T - 1, 1]),
+                             ("ArrowLeft", False, [T - 2, 1]), ("Home", False, [0, 0]),
+                             ("ArrowLeft", False, [0, 0]), ("End", False, [T - 1, 1])):
+        browser.key(key, shift)
+        assert browser.where() == want
+        shows(0, head)
+    browser.point(0, 9)                       # pointing looks, and what was held comes back
+    assert browser.where() == [9, 1]
+    shows(0, head)
+    browser.point(3, 5)
+    assert browser.where() == [T - 1, 5]
+    browser.point(3, 6, click=True)
+    browser.point(0, 10, click=True)
+    assert browser.where() == [10, 6]
+    browser.point(3, 12, click=True)          # a later key is none
+    assert browser.where() == [10, 6]
+    for key in range(11):
+        browser.point(3, key, click=True)
+        kinds.append({shows(0, head)})
+    assert set().union(*kinds) == {True, False}
+    browser.js("(s => { s.selectedIndex = 1 - s.selectedIndex; s.onchange(); })"
+               "(document.querySelectorAll('select')[2])")
+    shows(0, 1 - head)
+    browser.js("document.querySelectorAll('button')[1].click()")
+    browser.until(f"document.querySelectorAll('.top text').length === {longer}")
+    assert browser.where()[0] == longer - 1
+    shows(1, 1 - head)
+    browser.js("document.activeElement.blur(); document.querySelector('main').focus()")
+    order = []
+    for _ in range(8):
+        browser.key("Tab")
+        order.append(browser.js("document.activeElement.id || document.activeElement.tagName"))
+    wanted = ["BUTTON", "BUTTON", "whole", "string", "SELECT", "SELECT", "SELECT"]
+    assert " ".join(wanted) in " ".join(order * 2)
+    assert "no steps to show" in browser.js("document.querySelector('.lane').innerText")
+    assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+
+
 # -----------------------------------------------------------------------------
 # speed
 
@@ -6241,6 +6558,7 @@ VALID = (  # commands that are made bad by more flags
     "eval.py text --lengths 16 --tokens 64", "eval.py task --sequences 5",
     "plot.py lengths text/eval.json", "plot.py scores task/eval.json", "plot.py curves text",
     "plot.py errors task", "maps.py attention text --prompt abc", "maps.py steps task",
+    "maps.py play task --length 8",
     "bench.py decode --context 64 --repeats 1 --models cable", "reproduce.py small",
     "data/text.py notes")
 SCORED = ("eval.py {} --lengths 16", "sample.py {} --max_new_tokens 4", "maps.py attention {}",
