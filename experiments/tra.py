@@ -152,6 +152,23 @@ SECTIONS = {
             "choose.",
             TRAINED,
         ]),
+    "play": dict(
+        about="The same models to play with: drag the query along a string, in any browser",
+        commands=[f"python maps.py play {' '.join(PICTURED)} --split dense sparse --length 64 256 "
+                  "--out results/play.html",
+                  "python maps.py play out/cable-stdlib-nano --heads all --prompt "
+                  "'def length(x): return len(x)' 'for name in sorted(names): print(names[name])' "
+                  "--out results/play_text.html"],
+        reads=[
+            "Download [play.html](play.html) and open it: one file, no network. Dense and sparse "
+            "strings of the training length and of 4 times it; beyond the dashed line no model "
+            "was trained. Of both layers the head that attends most sharply at the last query of "
+            "the first string; every number is what `literal` says, to two digits.",
+            "[play_text.html](play_text.html) is the same for CABLE on Python, every head: which "
+            "characters are a step? It is a page of its own, because the lanes of one page read "
+            "the same string.",
+            TRAINED,
+        ]),
     "maps": dict(
         about="What two models attend to on one dense flip-flop string",
         commands=[f"python maps.py attention {PICTURED[4]} --split dense --length 40 "
