@@ -354,6 +354,8 @@ def tasks_to_score(args, loaded):
     kept = first.checkpoint["kept"]
     tasks = {T: runs.make_task(first.config | dict(block_size=T), kept) for T in lengths}
     found = {trained: runs.make_task(first.config, kept)} | tasks
+    for run in loaded:
+        runs.check_source(run.path, run.checkpoint, found[trained])
     widths = set()
     for task in found.values():
         x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
@@ -434,6 +436,8 @@ def evaluate_pairs(args, loaded, device, context, words):
                           f"with {name}={first.config[name]}: score them one by one")
         runs.check_text(run.path, run.checkpoint)
     tasks = [runs.make_task(run.config, run.checkpoint["kept"]) for run in loaded]
+    for run, task in zip(loaded, tasks):
+        runs.check_source(run.path, run.checkpoint, task)
     check_split(split, tasks[0])
     lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
     documents, queries, of, at = tasks[0].collection(split, lengths[-1])

@@ -133,6 +133,8 @@ def prompt(path, config, args):
 def load(path):
     path = runs.find_checkpoint(path)
     model, config, _ = runs.load_run(path, torch.device("cpu"))
+    if getattr(model, "reads_both_ways", False):
+        runs.fail(f"{path} is an encoder, which sees later tokens, too: maps are of causal models")
     torch.manual_seed(0)  # some models draw their positions
     return path, model, config
 

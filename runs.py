@@ -735,6 +735,14 @@ def check_text(path, checkpoint):
              f"prepared here. To use it all the same, name the text: --{flag} {config[flag]}")
 
 
+def check_source(path, checkpoint, task):
+    """A task's text is the one that the run was trained on: else what it learned may be tested."""
+    if checkpoint["source"] != task.source:
+        config = checkpoint["config"]
+        fail(f"the text behind {config[text_flag(config)]} is not what {path} was trained on: its "
+             "training documents may be in this split")
+
+
 def text_flag(config):
     """The flag that names a run's text: a task that reads one has --corpus."""
     return "corpus" if "corpus" in config else "data"

@@ -3071,7 +3071,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "a batch of one pair"),
             ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
-            ((*start, "--init_from", "m", "--model", "bert_rope"), "its model is bert_cable"),
+            ((*start, "--init_from", "m", "--model", "bert_rope"), "its pe is cable, the new run's rope"),
             ((*start, "--init_from", "gone"), "no checkpoint at gone"),
             ((*start, "--init_from", trained / "cable"), "its "),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
@@ -3081,6 +3081,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "m", "--prompt", "x"), "which has no text to write"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("sample.py", "r", "--prompt", "x", "--data", "library"), "learned positions end at"),
+            (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for synthetic tasks"),
             (("eval.py", "m", "--queries", 3), "--queries is for retrieval")):
         assert said in complaint(library, *words), words
@@ -3762,7 +3763,7 @@ def command(folder, script, *words, code=0, draw=False):
 def complaint(folder, *words):
     """The one line that a script says before it exits with an error."""
     _, err = command(folder, *words, code=1)
-    beside = "preparing", "prompt of"
+    beside = "preparing", "prompt of", "choosing a hard", "making queries"
     lines = [line for line in err.splitlines() if not any(word in line for word in beside)]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     return lines[0]
