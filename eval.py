@@ -33,7 +33,7 @@ BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
 
 
-KINDS = dict(text="text", symbols="synthetic tasks", pairs="retrieval")
+KINDS = dict(text="text", symbols="synthetic tasks", pairs="search")
 
 
 class Run(NamedTuple):
@@ -459,11 +459,11 @@ def evaluate_pairs(args, loaded, device, context, words):
     for run, task in zip(loaded, tasks):
         start = time.time()
         places = search(run, task, documents, queries, of, bm25, device, context)
-        row = describe(run) | dict(retrieval={}, eval_seconds=round(time.time() - start, 2))
+        row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
-            row["retrieval"][reading] = {L: summary(found[L], args.seed) for L in found}
+            row["search"][reading] = {L: summary(found[L], args.seed) for L in found}
             cells = [f"{100 * s['ndcg@10']['value']:>10.2f}" if s else f"{'-':>10}"
-                     for s in (row["retrieval"][reading].get(L) for L in lengths)]
+                     for s in (row["search"][reading].get(L) for L in lengths)]
             print(f"{run.name + '  ' + reading:<{width}}{''.join(cells)}", flush=True)
         row["by_answer_at"] = by_evidence(places, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
@@ -566,8 +566,8 @@ def parse(argv):
              "every token has at least half a window to look back on; takes twice as long again, "
              "so it has to be asked for")
     add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
-    add("--queries", type=int, help="retrieval: how many to ask (default: 1000)")
-    add("--split", help="default: test on text and in retrieval, every test split of a task")
+    add("--queries", type=int, help="search: how many queries to ask (default: 1000)")
+    add("--split", help="default: test on text and in a search, every test split of a task")
     add("--data", help="another corpus, file or folder than the runs were trained on")
     add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
                       "run's folder, out/eval for several runs")
@@ -620,7 +620,7 @@ def main(argv=None):
         peak_memory_GB=runs.peak_memory(device))
     runs.write_json(out.with_name(out.name + ".json"), about | found)
     print(f"wrote {out}.json", flush=True)
-    figure = dict(text="lengths", symbols="scores", pairs="retrieval")[kind]
+    figure = dict(text="lengths", symbols="scores", pairs="search")[kind]
     failed = runs.script("plot.py", figure, f"{out}.json")
     if failed:
         sys.exit(failed)

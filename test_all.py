@@ -3051,9 +3051,9 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
     found = json.loads((library / "retrieval-4" / "eval.json").read_text())
     assert found["queries"] == 5 and found["documents"] >= 1 and "retrieval-4  whole" in out
     row = found["runs"][0]
-    assert set(row["retrieval"]) == set(evaluation.READINGS)
-    assert row["retrieval"]["whole"]["32"] == row["retrieval"]["windows"]["32"]
-    for scores in row["retrieval"]["bm25"].values():
+    assert set(row["search"]) == set(evaluation.READINGS)
+    assert row["search"]["whole"]["32"] == row["search"]["windows"]["32"]
+    for scores in row["search"]["bm25"].values():
         assert scores["ndcg@10"]["low"] <= scores["ndcg@10"]["value"] <= scores["ndcg@10"]["high"]
     assert is_png(library / "retrieval-4" / "eval.png")
     out, _ = command(library, "sample.py", "retrieval-4", "--prompt", "talon", "--data", "library")
@@ -3083,7 +3083,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", "x", "--data", "library"), "learned positions end at"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for synthetic tasks"),
-            (("eval.py", "m", "--queries", 3), "--queries is for retrieval")):
+            (("eval.py", "m", "--queries", 3), "--queries is for search")):
         assert said in complaint(library, *words), words
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert re.search(r"r  whole +\S+ +-\n", out) and re.search(r"r  windows +\d\S+ +\d", out)

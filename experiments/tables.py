@@ -81,8 +81,8 @@ def retrieval_table(result):
         for reading, words in READINGS.items():
             cells = []
             for n in lengths:
-                cells.append(percent([r["retrieval"][reading][n]["ndcg@10"] for r in found
-                                      if n in r["retrieval"][reading]]))
+                cells.append(percent([r["search"][reading][n]["ndcg@10"] for r in found
+                                      if n in r["search"][reading]]))
             rows.append([label + words, len(found), *cells])
         for reading, words in dict(whole="", windows=", its best window",
                                    first=f", the first {T} tokens alone").items():
@@ -96,7 +96,7 @@ def retrieval_table(result):
             cells = [f"{n:.2f}" for n in theirs] + ["-"] * (len(lengths) - len(theirs))
             rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
     one = result["runs"][0]
-    bm25 = [percent([one["retrieval"]["bm25"][n]["ndcg@10"]]) for n in lengths]
+    bm25 = [percent([one["search"]["bm25"][n]["ndcg@10"]]) for n in lengths]
     rows.append(["BM25", "-", *bm25])
     where = one["by_answer_at"]
     edges = [f"{a:,} to {b:,}" for a, b in zip(where["edges"], where["edges"][1:])]
