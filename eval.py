@@ -33,7 +33,7 @@ BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
 
 
-KINDS = dict(text="text", symbols="synthetic tasks", pairs="search")
+KINDS = dict(text="text", symbols="a synthetic task", pairs="a search")
 
 
 class Run(NamedTuple):
@@ -601,8 +601,7 @@ def main(argv=None):
     for other, flags in sizes.items():
         for flag in flags:
             if other != kind and getattr(args, flag) not in (None, False):
-                runs.fail(f"--{flag} is for {KINDS[other]}; {loaded[0].config['data']} has "
-                          f"--{sizes[kind][0]}")
+                runs.fail(f"--{flag} is for {KINDS[other]}; {KINDS[kind]} has --{sizes[kind][0]}")
     args.sequences = args.sequences or 2000
     evaluate = dict(text=evaluate_text, symbols=evaluate_task, pairs=evaluate_pairs)[kind]
     found = evaluate(args, loaded, device, context, words)
@@ -620,7 +619,7 @@ def main(argv=None):
         peak_memory_GB=runs.peak_memory(device))
     runs.write_json(out.with_name(out.name + ".json"), about | found)
     print(f"wrote {out}.json", flush=True)
-    figure = dict(text="lengths", symbols="scores", pairs="search")[kind]
+    figure = dict(text="lengths", symbols="scores", pairs="ndcg")[kind]
     failed = runs.script("plot.py", figure, f"{out}.json")
     if failed:
         sys.exit(failed)

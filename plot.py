@@ -6,7 +6,7 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py positions out/postnorm-dyck-nano/eval.json  TVD or AUC by position (eval.py)
     python plot.py trials results/postnorm_fig1.cpu.json       a random search (reproduce.py)
     python plot.py attention results/bench.attention.cpu.json  time by length (bench.py)
-    python plot.py search out/bert_cable-retrieval-nano/eval.json    nDCG by length (eval.py)
+    python plot.py ndcg out/bert_cable-retrieval-nano/eval.json    nDCG by length (eval.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
@@ -349,9 +349,9 @@ def thinned(points, most=40):
 # -----------------------------------------------------------------------------
 # search
 
-def search(args):
+def ndcg(args):
     """nDCG@10 by the length that documents are cut to (left), and by where the answer begins."""
-    data, groups = read(args.json, search_runs)
+    data, groups = read(args.json, searches)
     look = looks(groups)
     lengths = data["lengths"]
     fig, axes = panels(3, 4.2, 4)
@@ -383,7 +383,7 @@ def search(args):
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
-def search_runs(path):
+def searches(path):
     data = read_json(path)
     data["lengths"][0], data["chance"], data["runs"][0]["search"]["bm25"]  # all there?
     return data, grouped(data["runs"])
@@ -739,7 +739,7 @@ def main(argv=None):
     p.add_argument("--metric", help="tvd or auc; default: what there is")
     add(trials, "a random search: every trial, and the metric by length", "reproduce.py")
     add(attention, "the attention functions' time by length", "bench.py attention")
-    add(search, "how well documents are found, by length", "eval.py or reproduce.py")
+    add(ndcg, "how well documents are found, by length", "eval.py or reproduce.py")
     p = add(curves, "learning curves")
     p.add_argument("paths", nargs="+", help="run folders, or a results/*.json")
     p = add(errors, "a synthetic task's scores by training step")

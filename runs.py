@@ -226,7 +226,6 @@ def batches(texts):
     yield batch
 
 
-@torch.no_grad()
 def embed(model, texts, device, context):
     """Texts, a list of (n,) token arrays -> (N, C) unit vectors."""
     found = np.empty((len(texts), model.config.n_embd), np.float32)
@@ -235,7 +234,7 @@ def embed(model, texts, device, context):
         idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
         for row, n in zip(idx, batch):
             row[:len(texts[n])] = torch.from_numpy(texts[n])
-        with context:
+        with context, torch.no_grad():
             found[batch] = model.embed(idx.to(device)).float().cpu().numpy()
     return found
 

@@ -3071,7 +3071,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "a batch of one pair"),
             ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
-            ((*start, "--init_from", "m", "--model", "bert_rope"), "its pe is cable, the new run's rope"),
+            ((*start, "--init_from", "m", "--model", "bert_rope"), "its pe is cable"),
             ((*start, "--init_from", "gone"), "no checkpoint at gone"),
             ((*start, "--init_from", trained / "cable"), "its "),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
@@ -3082,8 +3082,8 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("sample.py", "r", "--prompt", "x", "--data", "library"), "learned positions end at"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
-            (("eval.py", "r", "--sequences", 3), "--sequences is for synthetic tasks"),
-            (("eval.py", "m", "--queries", 3), "--queries is for search")):
+            (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
+            (("eval.py", "m", "--queries", 3), "--queries is for a search")):
         assert said in complaint(library, *words), words
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert re.search(r"r  whole +\S+ +-\n", out) and re.search(r"r  windows +\d\S+ +\d", out)
@@ -4469,16 +4469,16 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("eval.py cable --lengths 99999", "are too few for a window of 99999"),
     ("eval.py cable --split tset", "unknown split 'tset': did you mean test?"),
     ("eval.py tra --split desne", "unknown split 'desne': did you mean dense?"),
-    ("eval.py cable --lengths 0", "--lengths and --sequences must be at least 1"),
+    ("eval.py cable --lengths 0", "--lengths, --sequences and --queries must be at least 1"),
     ("eval.py cable --tokens -1", "--tokens and --seed 0 or more"),
     ("eval.py cable --data flipflop", "notes, not on flipflop: it can be scored on"),
     ("eval.py cable --data gone", "unknown corpus 'gone' (nor is it a file or folder)"),
     ("eval.py rope --data notes", "rope/ckpt.pt was trained on flipflop, not on"),
     ("eval.py rope cable", "was trained on"),
-    ("eval.py cable --sequences 5", "--sequences is for synthetic tasks; text has --tokens"),
+    ("eval.py cable --sequences 5", "--sequences is for a synthetic task; text has --tokens"),
     ("eval.py cable --tokens 30 --lengths 16 32 --strided", "are too few for a window of 32"),
     ("eval.py rope --strided", "--strided is for text"),
-    ("eval.py rope --tokens 100", "--tokens is for text; flipflop has --sequences"),
+    ("eval.py rope --tokens 100", "--tokens is for text; a synthetic task has --sequences"),
     ("eval.py rope --lengths 7", "block_size=7 must be even"),
     ("eval.py rope --bema", "has no BEMA weights: it was trained without --bema"),
     ("eval.py cable --kernel on", "unknown kernel 'on': choose from auto, off"),
@@ -4510,7 +4510,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("maps.py play tra --length 16 -1", "--seed and --length must be 0 or more"),
     ("maps.py play tra --split iid desne", "unknown split 'desne': did you mean dense?"),
     ("maps.py play tra --heads some", "invalid choice: 'some'"),
-    ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table1?"),
+    ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table"),
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
@@ -6439,6 +6439,9 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, label, home):
                 max_iters=2, eval_interval=2, eval_iters=1, gradient_accumulation_steps=1)
     if data.find(c.data).kind == "text":
         less |= dict(data="notes", tokenizer="bytes")
+    if data.find(c.data).both_ways:
+        less |= dict(corpus=str(write_package(home) / "library"), tokenizer="bytes")
+        less |= dict(query_size=T) if "query_size" in c else {}
     if "max_ops" in c:
         less |= dict(max_ops=8, n_train=min(c.n_train, 20))
     flags += [word for k, v in less.items() for word in (f"--{k}", str(v))]

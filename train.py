@@ -373,10 +373,28 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
 
 
+def task_and_model(c, module, checkpoint, device):
+    """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
+    first = checkpoint
+    if c.init_from and not checkpoint:
+        first = runs.load_checkpoint(runs.find_checkpoint(c.init_from))
+    try:
+        task = data.make(vars(c), first["kept"] if first else ())
+        c.data, c.vocab_size = task.data, task.vocab_size
+        torch.manual_seed(c.seed)
+        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
+        model = module.GPT(module.GPTConfig(**shape)).to(device)
+        if first and not checkpoint:
+            begin_with(model, first, c)
+        if not checkpoint:
+            task.begin(model)
+    except ValueError as e:
+        runs.fail(e)
+    return task, model
+
+
 def begin_with(model, first, c):
-    """The weights of the run `first`, if any, into a new one of the same model and tokens."""
-    if not first:
-        return
+    """The weights of the run `first` into a new one of the same model and tokens."""
     for name, theirs in first["config"].items():
         ours = getattr(model.config, name, theirs)
         if name == "model":
@@ -495,23 +513,10 @@ def main(argv=None):
     device, context, where = runs.setup(c)
     rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
 
-    # data and model; what either takes over from another run
+    # data and model
     module, _ = runs.models()[c.model]
-    first = checkpoint
-    if c.init_from and not checkpoint:
-        first = runs.load_checkpoint(runs.find_checkpoint(c.init_from))
-    try:
-        task_class = data.find(c.data)
-        task = data.make(vars(c), first["kept"] if first else ())
-        c.data, c.vocab_size = task.data, task.vocab_size
-        torch.manual_seed(c.seed)
-        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
-        model = raw_model = module.GPT(module.GPTConfig(**shape)).to(device)
-        if not checkpoint:
-            begin_with(model, first, c)
-            task.begin(model)
-    except ValueError as e:
-        runs.fail(e)
+    task, model = task_and_model(c, module, checkpoint, device)
+    raw_model, task_class = model, type(task)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
     wide = [p for p in model.parameters() if p.dim() >= 2]

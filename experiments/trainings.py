@@ -214,7 +214,7 @@ def figures(entry):
     if "losses" in entry:
         return [["curves"]]
     if "first" in entry:
-        return [["search"]]
+        return [["ndcg"]]
     if "columns" not in entry:
         return [["lengths"]]
     _, _, metric = entry["columns"][0]
