@@ -249,10 +249,11 @@ def task_scores(model, task, split, sequences, seed, device, context):
     """
     Over so many new sequences of a split, the same for every model -> {metric: dict(value, low,
     high)}; {metric: (T,) by position}: the total variation distance of a task with a known target,
-    the AUC (NaN where it is not defined) of one with a contrast; and {answer: [sequences, the
-    first metric]} where sequences have one answer each.
+    the AUC (NaN where it is not defined) of one with a contrast; and by what sequences ask for,
+    {"by_answer": {answer: [sequences, the first metric]}, "by_distance": the same, at 1, 2 to 3, 4
+    to 7, ... tokens}.
     """
-    counts, contrast, distance, answers = {}, [], [], []
+    counts, contrast, distance, answers, distances = {}, [], [], [], []
     for first in range(0, sequences, CHUNK):
         # training has [seed, step]
         rng = np.random.default_rng([seed, 1 << 41, task.splits.index(split), first])
@@ -270,7 +271,10 @@ def task_scores(model, task, split, sequences, seed, device, context):
                 distance.append(data.tvd(logits, task.target(x)).cpu().numpy())
             if task.answer:
                 answers.append(task.answer(x, y).cpu().numpy())
-    scores, positions, found = {}, {}, {}
+            if task.distance:
+                _, power = np.frexp(task.distance(x, y).cpu().numpy())
+                distances.append(1 << power - 1)
+    scores, positions, groups = {}, {}, {}
     for metric, pairs in counts.items():
         count, out_of = (np.concatenate(a) for a in zip(*pairs))
         value, low, high = interval(count, out_of)
@@ -280,21 +284,22 @@ def task_scores(model, task, split, sequences, seed, device, context):
     if task.contrast:
         logit, positive = (np.concatenate(a) for a in zip(*contrast))
         positions["auc"] = data.auc(logit, positive)
-    if task.answer:
-        first = next(iter(counts.values()))
-        found = by_answer(np.concatenate(answers), *(np.concatenate(a) for a in zip(*first)))
-    return scores, positions, found
+    first = [np.concatenate(a) for a in zip(*next(iter(counts.values())))]
+    for kind, keys in (("by_answer", answers), ("by_distance", distances)):
+        if keys:
+            groups[kind] = by_group(np.concatenate(keys), *first)
+    return scores, positions, groups
 
 
-def by_answer(answers, count, out_of):
+def by_group(keys, count, out_of):
     """
-    answers (N,), count (N,) hits out of out_of (N,) trials of each sequence -> {answer: [sequences,
+    keys (N,), count (N,) hits out of out_of (N,) trials of each sequence -> {key: [sequences,
     rate]}, in order.
     """
     found = {}
-    for answer in np.unique(answers):
-        these = answers == answer
-        found[int(answer)] = [int(these.sum()), float(count[these].sum() / out_of[these].sum())]
+    for key in np.unique(keys):
+        these = keys == key
+        found[int(key)] = [int(these.sum()), float(count[these].sum() / out_of[these].sum())]
     return found
 
 
@@ -317,7 +322,7 @@ def evaluate_task(args, loaded, device, context, words):
             for split in splits:
                 torch.manual_seed(args.seed)
                 try:
-                    scores, positions, answers = task_scores(
+                    scores, positions, groups = task_scores(
                         run.model, task, split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends
                     print(f"  {split:10}-  {e}")
@@ -326,9 +331,9 @@ def evaluate_task(args, loaded, device, context, words):
                 for metric, values in positions.items():
                     listed = [None if np.isnan(v) else float(v) for v in values]
                     row.setdefault(metric, {}).setdefault(T, {})[split] = listed
-                if answers:
-                    row.setdefault("by_answer", {}).setdefault(T, {})[split] = answers
-                print_scores(split, scores, positions, answers)
+                for kind, found in groups.items():
+                    row.setdefault(kind, {}).setdefault(T, {})[split] = found
+                print_scores(split, scores, positions, groups)
         if any(row["scores"].values()):
             rows.append(row | dict(eval_seconds=round(time.time() - start, 2)))
     about = dict(corpus=name, source=f"data/{name}.py")
@@ -365,8 +370,8 @@ def tasks_to_score(args, loaded):
     return tasks
 
 
-def print_scores(split, scores, positions, answers):
-    """The table's rows for one split: every metric, then what there is by position and answer."""
+def print_scores(split, scores, positions, groups):
+    """The table's rows for one split: every metric, then the first by position and by group."""
     start = split
     for metric, found in scores.items():
         value, low, high = (100 * found[k] for k in ("value", "low", "high"))
@@ -379,9 +384,9 @@ def print_scores(split, scores, positions, answers):
             where = f"{a + 1}" if b == a + 1 else f"{a + 1}-{b}"
             cells.append(f"{where}=-" if np.isnan(mean) else f"{where}={mean:.4f}")
         print_list(f"{metric} by position: {', '.join(cells)}")
-    if answers:
-        cells = [f"{answer}={100 * rate:.2f} of {n:,}" for answer, (n, rate) in answers.items()]
-        print_list(f"{next(iter(scores))} by answer: {', '.join(cells)}")
+    for kind, found in groups.items():
+        cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in found.items()]
+        print_list(f"{next(iter(scores))} {kind.replace('_', ' ')}: {', '.join(cells)}")
 
 
 def print_list(line):

@@ -57,6 +57,7 @@ import data.dyck
 import data.flipflop
 import data.max_retrieval
 import data.mlm
+import data.recall
 import data.retrieval
 import data.selective_copy
 import data.set_complement
@@ -2373,6 +2374,37 @@ def test_selective_copy_without_blanks_is_the_output(split, blanks):
     assert (x[:, :16 + blanks] == 0).mean(0).std() < 0.06  # blanks are anywhere
 
 
+def recalled(words):
+    """
+    A recall string, answered by a reader that knows nothing of how it was written -> the pair asked
+    for, and how many tokens it is back. Asserts the rules.
+    """
+    *said, key = words
+    pairs = {word[0]: word for word in said if word != "."}
+    assert len(pairs) == sum(word != "." for word in said) == 8 and re.fullmatch("[a-p]", key)
+    assert all(re.fullmatch("[a-p][0-7]", pair) for pair in pairs.values())
+    return pairs[key], len(said) - said.index(pairs[key])
+
+
+@pytest.mark.parametrize("T", [9, 64, 256])
+def test_recall_is_what_was_said_about_the_key(T):
+    task = data.recall.Task(block_size=T)
+    x, y = task.batch("iid", 2000, rng())
+    assert x.shape == y.shape == (2000, T) and x.dtype == y.dtype == np.int64
+    assert (y[:, :-1] == -1).all()
+    far = task.distance(*map(torch.from_numpy, (x, y)))
+    distances = []
+    for row, target, d in zip(x, y, far):
+        pair, distance = recalled(task.show(row))
+        assert task.show(target[-1:]) == [pair] and distance == d
+        distances.append(distance)
+    # keys, values and places are drawn alike; a pair may be anywhere but at the question
+    assert min(distances) == 1 and max(distances) >= 0.95 * (T - 1)
+    assert np.mean(distances) == pytest.approx(T / 2, rel=0.05)
+    assert np.bincount(x[:, -1])[1:].std() < 20 and np.bincount(y[:, -1])[17:].min() > 2
+    assert (x[:, :-1] != 0).mean(0).std() < 0.05
+
+
 def interpret(words):
     """
     A counting program, run by a reader that knows nothing of how it was written -> the answer, and
@@ -2394,6 +2426,27 @@ def interpret(words):
             words = words[4:]
     assert len(words) == 2
     return value[words[1]], ops
+
+
+def test_scores_by_distance_are_in_powers_of_two():
+    """A model that reads the last 16 tokens alone; how many strings ask for what is farther."""
+    task = data.recall.Task(block_size=64)
+
+    def near(x):
+        y = torch.full_like(x, -1)
+        key = x[:, -1:]
+        of_key = (x > 16) & ((x - 1) % 16 == key - 1)
+        of_key[:, :-17] = False
+        y[:, -1] = (x * of_key).amax(1)
+        return F.one_hot(y.clamp(min=0), task.vocab_size).float(), None
+    scores, _, groups = evaluation.task_scores(near, task, "iid", 700, 1, "cpu",
+                                               contextlib.nullcontext())
+    found = groups["by_distance"]
+    assert list(found) == [1, 2, 4, 8, 16, 32] and sum(n for n, _ in found.values()) == 700
+    rates = [rate for _, rate in found.values()]
+    assert rates[:4] == [1, 1, 1, 1] and 0 < rates[4] < 0.2 and rates[5] == 0
+    total = sum(n * rate for n, rate in found.values()) / 700
+    assert scores["accuracy"]["value"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
@@ -2446,7 +2499,7 @@ def test_counting_in_the_tokens_of_the_authors_release():
 def test_errors_by_answer_and_a_constant_guess(home, here):
     """Of one test set: how many programs have an answer, and how many of them are wrong."""
     answers = np.array([3, 0, 3, 3, 10])
-    found = evaluation.by_answer(answers, np.array([1.0, 0, 0, 1, 1]), np.ones(5))
+    found = evaluation.by_group(answers, np.array([1.0, 0, 0, 1, 1]), np.ones(5))
     assert found == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)], 10: [1, 1.0]}
     x, y = (torch.from_numpy(a) for a in data.counting.Task().batch("iid", 9, rng()))
     assert data.counting.Task().answer(x, y).tolist() == [row.max() - 10 for row in y]
@@ -2680,7 +2733,8 @@ def perfect_answers_and_one_mistake(task, x, y):
     for wrong in (0, 1):
         for metric, (count, out_of) in task.score(logits, x, y).items():
             assert count.shape == out_of.shape == (8,)
-            want = [1 - wrong] + [1] * 7 if metric == "exact_match" else [wrong] + [0] * 7
+            good = metric in ("exact_match", "accuracy")
+            want = [1 - wrong] + [1] * 7 if good else [wrong] + [0] * 7
             assert count.tolist() == want
             each = metric in ("glitch_rate", "token_error")
             assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
@@ -4236,6 +4290,8 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--data flip_flop", "unknown corpus 'flip_flop' (nor is it a file or folder): did you mean f"),
     ("--data flipflop --size tiny", "unknown size 'tiny': choose from nano, paper"),
     ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy"),
+    ("--data recall --block_size 8", "8 pairs and a question do not fit into block_size=8"),
+    ("--data recall --n_pairs 17", "n_pairs from 1 to n_keys"),
     ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
     ("--data counting --max_ops 2", "counting needs max_ops from 3 to 10000"),
     ("--data set_complement --n 1", "set complement needs n >= 2"),

@@ -32,7 +32,7 @@ class Task:
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
     from `rng` alone: the same seed gives the same batch on every machine. `score`, `target`,
-    `contrast` and `answer` are given torch tensors.
+    `contrast`, `answer` and `distance` are given torch tensors.
     """
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
@@ -58,9 +58,12 @@ class Task:
     #     AUC by position
     # answer(x, y) -> (B,) int64, of a task in which every sequence has one right answer: gives the
     #     first metric by answer, and what always giving the commonest one would get
+    # distance(x, y) -> (B,) int64, how many tokens back lies what a sequence asks for: gives the
+    #     first metric by distance, in powers of two
     target = None
     contrast = None
     answer = None
+    distance = None
 
     @functools.cached_property
     def vocab_size(self):
