@@ -7,6 +7,7 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py trials results/postnorm_fig1.cpu.json       a random search (reproduce.py)
     python plot.py attention results/bench.attention.cpu.json  time by length (bench.py)
     python plot.py ndcg out/bert_cable-retrieval-nano/eval.json    nDCG by length (eval.py)
+    python plot.py matrix results/matrix.cpu.json              methods x tasks (reproduce.py)
     python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
@@ -676,6 +677,104 @@ def theorem(data, out):
 
 
 # -----------------------------------------------------------------------------
+# the matrix
+
+def matrix(args):
+    """
+    A row for each method, a column for each number: its colour is its place between the column's
+    worst and best. Hatched: a run that was not finished. Empty, with the reason: no number.
+    """
+    columns, rows, added = read(args.json, cells)
+    fig, ax = plt.subplots(figsize=(0.78 * len(columns) + 1.6, 0.4 * len(rows) + 2.2),
+                           layout="constrained")
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    for x, (name, column) in enumerate(columns.items()):
+        known = {y: goodness(row[name], column) for y, row in enumerate(rows.values())}
+        known = {y: good for y, good in known.items() if good is not None}
+        low, high = min(known.values(), default=0), max(known.values(), default=0)
+        for y, row in enumerate(rows.values()):
+            share = (known[y] - low) / (high - low) if y in known and high > low else 1.0
+            draw_cell(ax, x, y, row[name], column["form"], share if y in known else None)
+    names = [name.partition(": ") for name in columns]
+    ax.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for _, _, name in names])
+    ax.xaxis.tick_top()
+    for task, group in itertools.groupby(enumerate(names), lambda pair: pair[1][0]):
+        at = [x for x, _ in group]
+        ax.text(sum(at) / len(at), -1.55, task if len(at) > 1 else task.replace(" ", "\n"),
+                ha="center", weight="bold")
+        ax.plot([at[0] - 0.45, at[-1] + 0.45], [-1.42] * 2, color="black", lw=0.8, clip_on=False)
+    ax.set_yticks(range(len(rows)), rows)
+    for label in ax.get_yticklabels():
+        if label.get_text() == added:
+            label.set(weight="bold")
+            y = list(rows).index(added)
+            ax.add_patch(plt.Rectangle((-0.5, y - 0.5), len(columns), 1, fill=False, ec="black",
+                                       lw=2.5, clip_on=False, zorder=5))
+    ax.tick_params(length=0)
+    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    matrix_legend(fig, ax)
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+
+
+WORST_TO_BEST = plt.get_cmap("RdYlBu")
+
+
+def cells(path):
+    """-> {column: what it is}, {row: {column: cell}}, the row that was added, if any."""
+    data = read_json(path)
+    for row in data["cells"].values():
+        for name in data["columns"]:
+            "value" in row[name] and row[name]["unfinished"] or row[name].get("reason")
+    return data["columns"], data["cells"], data.get("added")
+
+
+def goodness(cell, column):
+    """What more of is better, or None. Perplexities are compared by their logarithms."""
+    value = cell.get("value")
+    if value is None or not math.isfinite(value):
+        return None
+    if column["logarithmic"]:
+        value = math.log(max(value, 1e-9))
+    return value if column["better"] == "more" else -value
+
+
+def draw_cell(ax, x, y, cell, form, share):
+    """One number, on its colour: share is 0 for the column's worst, 1 for its best."""
+    if share is None:
+        ax.text(x, y, cell.get("reason", "-"), ha="center", va="center", fontsize=7, color="gray")
+        return
+    color = WORST_TO_BEST(0.08 + 0.84 * share)
+    hatch = "////" if cell["unfinished"] else None
+    ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fc=color, ec="white", lw=0,
+                               hatch=hatch))
+    dark = np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.55
+    ax.text(x, y, short(cell["value"], form), ha="center", va="center", fontsize=9,
+            color="white" if dark else "black", bbox=dict(fc=color, lw=0, pad=1))
+
+
+def short(value, form):
+    """A number in few characters: 100.0 as 100, 12345.67 as 12,346."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    text = format(value, form)
+    return text.removesuffix(".0")
+
+
+def matrix_legend(fig, ax):
+    box = ax.inset_axes([0.62, -0.085, 0.3, 0.02])
+    bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
+                       orientation="horizontal")
+    bar.set_ticks([0, 1], labels=["the column's worst", "its best"])
+    bar.outline.set_visible(False)
+    hatched = plt.Rectangle((0, 0), 1, 1, fc="lightgray", ec="white", hatch="////", lw=0)
+    ax.legend([hatched], ["not finished: validation perplexity fell by more than 3 %\n"
+                          "over the last fifth of its training"], loc="upper left",
+              bbox_to_anchor=(0, -0.01), fontsize=9)
+
+
+# -----------------------------------------------------------------------------
 # speed
 
 def attention(args):
@@ -738,6 +837,7 @@ def main(argv=None):
     p = add(positions, "a task's total variation distance or AUC by position", "eval.py")
     p.add_argument("--metric", help="tvd or auc; default: what there is")
     add(trials, "a random search: every trial, and the metric by length", "reproduce.py")
+    add(matrix, "every method on every task, worst to best", "reproduce.py")
     add(attention, "the attention functions' time by length", "bench.py attention")
     add(ndcg, "how well documents are found, by length", "eval.py or reproduce.py")
     p = add(curves, "learning curves")

@@ -7,10 +7,13 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --scale cpu --jobs 2   two trainings at a time
     python reproduce.py postnorm_fig1 --trials 25           a random search
     python reproduce.py cable_table1 --scale paper --dry_run   what it would do, and cost
+    python reproduce.py matrix --add mine --jobs 2          your model_mine.py on every task, beside
+                                                            all other methods: out/matrix.cpu/mine.*
 
 It runs the commands that it prints, and skips what is done. Ctrl-C saves what runs; the same
 command continues. What a table is made of is in experiments/, all tables in results/README.md.
 """
+import json
 import os
 import re
 import shlex
@@ -29,7 +32,7 @@ from pathlib import Path
 
 import experiments
 import runs
-from experiments import dry_run, minimal, tables, trainings
+from experiments import dry_run, tables, trainings
 
 try:
     import fcntl
@@ -168,6 +171,9 @@ def main(argv=None):
     parser.add_argument("--seeds", type=int, default=0, help="of every model; default: the entry's")
     parser.add_argument("--trials", type=int, default=0,
                         help="of every scheme in a random search; default: the entry's")
+    parser.add_argument("--add", metavar="NAME",
+                        help="of the matrix: train and score one more model on every task, and "
+                             "draw its row beside the committed ones")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dry_run", action="store_true",
@@ -193,6 +199,10 @@ def main(argv=None):
         runs.fail(f"--seeds is not for {args.entry}, which has trials")
     if args.trials and not searching:
         runs.fail(f"--trials is not for {args.entry}, which has seeds")
+    if args.add is not None:
+        if "tasks" not in scale:
+            runs.fail(f"--add is not for {args.entry}, which is no matrix")
+        scale = with_row(args, scale)
     if args.dry_run:
         return dry_run.show(args, entry, scale)
     again = shlex.join(["python", "reproduce.py", *(sys.argv[1:] if argv is None else argv)])
@@ -205,18 +215,27 @@ def main(argv=None):
         runs.fail(f"{e}\nwhat is finished is kept; the same command continues: {again}")
 
 
+def with_row(args, scale):
+    """A matrix whose only row is --add's. A name that is not there, or is in it, ends here."""
+    runs.find_model(args.add)
+    models = [trainings.options(flags.split())["model"] for flags, _ in scale["rows"].values()]
+    if args.add in (*scale["rows"], *models):
+        runs.fail(f"{args.add} is in {args.entry} already: {', '.join(scale['rows'])}")
+    return scale | dict(rows={args.add: (f"--model {args.add}", 1)})
+
+
 def make(args, entry, scale):
     """Runs what is left of an entry, and writes its JSON, its figures and the page."""
     name = f"{args.entry}.{args.scale}"
     folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
-    kind = minimal if "panels" in scale else trainings
+    kind = tables.kind_of(scale)
     with locked(runs.ROOT / folder) as keep_open:
         jobs = kind.jobs(args, entry, scale, folder)
         seconds = tables.measured(args.entry, entry, args.scale)
         guess = statistics.mean(seconds) if seconds else 60 * scale.get("minutes", 5)
         result = kind.collect(entry, scale, work(jobs, args, guess, keep_open))
     command = f"python reproduce.py {args.entry} --scale {args.scale}"
-    for flag in ("seeds", "trials"):
+    for flag in ("seeds", "trials", "add"):
         if getattr(args, flag):
             command += f" --{flag} {getattr(args, flag)}"
     about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
@@ -224,6 +243,8 @@ def make(args, entry, scale):
     for key, function in entry.get("also", {}).items():
         result[key] = function()
     path = f"results/{name}.json"
+    if args.add:
+        return beside(args, result, entry, path, folder)
     (runs.ROOT / "results").mkdir(exist_ok=True)
     runs.write_json(runs.ROOT / path, result)
     if "contrast" in scale:
@@ -233,6 +254,24 @@ def make(args, entry, scale):
         failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
     tables.write_page()
     print(f"{tables.table(result)}\n\nwrote {path} and results/README.md")
+    sys.exit(failed)
+
+
+def beside(args, result, entry, committed, folder):
+    """A row that was added, beside the committed ones: its JSON and figure, both under out/."""
+    path, kind = folder / f"{args.add}.json", tables.kind_of(entry[args.scale])
+    again = f"python reproduce.py {args.entry} --scale {args.scale}"
+    lines = [f"{committed} is not there: the row stands alone. Make the others with: {again}"]
+    if (runs.ROOT / committed).exists():
+        try:
+            old = json.loads((runs.ROOT / committed).read_text())
+            result, lines = kind.beside(result, old, entry, entry[args.scale])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            runs.fail(f"{committed} is not what reproduce.py wrote; what was trained is kept")
+        lines += [f"make them anew with: {again}"] if lines else []
+    runs.write_json(runs.ROOT / path, result | dict(added=args.add))
+    failed = runs.script("plot.py", *kind.figures(entry)[0], os.path.relpath(runs.ROOT / path))
+    print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))
     sys.exit(failed)
 
 

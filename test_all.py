@@ -81,7 +81,7 @@ import reproduce
 import runs
 import sample
 import train
-from experiments import dry_run, learned_hard, minimal, tables, tra_variants, trainings
+from experiments import dry_run, learned_hard, matrix, minimal, tables, tra_variants, trainings
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -5381,7 +5381,8 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
             kinds = ["attention"]
         elif "runs" in result:
             kinds = ["scores", "errors"] if "columns" in result else ["lengths"]
-            kinds = ["scores"] if "scores" in result["runs"][0] and len(kinds) == 1 else kinds
+            kinds = ["matrix"] if "cells" in result else kinds
+            kinds = ["scores"] if "scores" in result["runs"][0] and kinds == ["lengths"] else kinds
         for kind in kinds:
             plot.main([kind, str(path)])
             figures[-1].draw_without_rendering()
@@ -6282,6 +6283,249 @@ def test_ctrl_c_saves_the_training_inside(repo):
 
 
 # -----------------------------------------------------------------------------
+# reproduce.py: the matrix
+
+MATRIX_COLUMNS = {
+    "text: perplexity": matrix.column("text", "less", ".2f", matrix.perplexity, 1),
+    "text: strided": matrix.column("text", "less", ".2f", matrix.reading, 2),
+    "flip-flop: iid": matrix.column("flipflop", "more", ".1f", matrix.percent, 1, "iid",
+                                    "exact_match"),
+    "flip-flop: worst": matrix.column("flipflop", "more", ".1f", matrix.worst, 2, "exact_match")}
+
+
+def small_matrix(*models, data="notes", text=""):
+    """Two tasks, two steps of each."""
+    flags = f"--max_iters 2 --eval_interval 1 {' '.join(TINY_FLAGS[:-2])}"
+    scale = dict(rows=experiments.seeds(1, *models), tasks=dict(
+        text=dict(train=f"--data {data} {flags} {text}", eval="--lengths 16 32 --strided"),
+        flipflop=dict(train=f"--data flipflop {flags}", eval="--sequences 20 --lengths 16 32")))
+    return dict(about="Who can what", columns=MATRIX_COLUMNS, cpu=scale, paper=scale)
+
+
+MATRIX_DRIVER = """if True:
+    import sys, types
+    import experiments, reproduce
+    from experiments import matrix
+    mine = types.ModuleType("mine", "Mine.")
+    columns = {k: dict(task=task, better=better, form=form, read=(getattr(matrix, name), *asked))
+               for k, (task, better, form, name, *asked) in %r.items()}
+    mine.ENTRIES = dict(matrix=dict(about="A", columns=columns, cpu=%r))
+    experiments.files = lambda: [mine]
+    reproduce.main(sys.argv[1:])"""
+
+
+def write_fork(folder):
+    source = (ROOT / "model_cable.py").read_text()
+    variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
+    source = source.replace(variants, "VARIANTS = dict(mine=dict())\n\n")
+    (folder / "model_mine.py").write_text(source)
+
+
+@pytest.mark.slow
+def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
+    folder = tmp_path / "clone"
+    shutil.copytree(repo, folder)
+    one = small_matrix("rope", "alibi", data="stdlib")
+    plain = {k: (c["task"], c["better"], c["form"], c["read"][0].__name__, *c["read"][1:])
+             for k, c in MATRIX_COLUMNS.items()}
+    run = functools.partial(process, folder, "-c", MATRIX_DRIVER % (plain, one["cpu"]), "matrix",
+                            "--device", "cpu", "--jobs", 2)
+    out, _ = run()
+    assert out.count("$ python train.py") == out.count("$ python eval.py") == 4
+    assert is_png(folder / "results" / "matrix.cpu.png")
+    write_fork(folder)
+    out, _ = run("--add", "mine")
+    assert out.count("$ python train.py") == 2
+    added = json.loads((folder / "out" / "matrix.cpu" / "mine.json").read_text())
+    assert is_png(folder / "out" / "matrix.cpu" / "mine.png")
+    assert list(added["cells"]) == ["rope", "alibi", "mine"]
+
+
+def test_a_matrix_and_a_fork_beside_it(copy, here):
+    """Two methods on two tasks, then a fork: what is made, and what is as it was."""
+    write_notes(copy)
+    write_fork(copy)
+    here(matrix=small_matrix("rope", "alibi"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
+    out, _ = run()
+    assert out.count("$ python train.py") == out.count("$ python eval.py") == 4
+    results, mine = copy / "results" / "matrix.cpu.json", copy / "out" / "matrix.cpu" / "mine.json"
+    first = json.loads(results.read_text())
+    page, found = (copy / "results" / "README.md").read_text(), first["cells"]
+    rows, = markdown_tables(page)
+    assert list(found) == ["rope", "alibi"] and "4 trainings" in page
+    for label, row in found.items():
+        for name, cell in row.items():
+            shown = format(cell["value"], MATRIX_COLUMNS[name]["form"])
+            assert rows[label][name] == shown + r" \*" * cell["unfinished"]
+    scored = json.loads((copy / "out/matrix.cpu/text/rope-1337/eval.json").read_text())["runs"][0]
+    assert found["rope"]["text: perplexity"]["value"] == scored["perplexity"]["16"]
+    far = scored["strided"]["32"] / scored["strided"]["16"]
+    assert found["rope"]["text: strided"]["value"] == far
+    again, _ = run()
+    assert "$ python train.py" not in again and "$ python eval.py" not in again
+    first = json.loads(results.read_text())
+    # a fork of one's own; the committed rows stay as they are
+    out, _ = run("--add", "mine")
+    assert out.count("$ python train.py") == 2 and "left out" not in out and "empty:" not in out
+    added = json.loads(mine.read_text())
+    assert list(added["cells"]) == ["rope", "alibi", "mine"] and added["added"] == "mine"
+    assert {label: added["cells"][label] for label in found} == found
+    assert json.loads(results.read_text()) == first
+    assert added["command"] == "python reproduce.py matrix --scale cpu --add mine"
+    # another commit is no other definition, another metric or text is
+    for r in first["runs"]:
+        r["environment"] = r["environment"] | dict(commit="0000000", python="3.99")
+    results.write_text(json.dumps(first))
+    assert "left out" not in run("--add", "mine")[0]
+    for r in first["runs"]:
+        if r["task"] == "text":
+            r["definition"]["text"] = "other"
+        elif r["label"] == "rope":
+            r["definition"]["metric"] = "other"
+    results.write_text(json.dumps(first))
+    out, _ = run("--add", "mine")
+    assert "left out: the committed row rope, of another definition" in out
+    assert "flipflop's metric has changed" in out and "text of Python 3.99" in out
+    assert "make them anew with: python reproduce.py matrix" in out
+    shown = json.loads(mine.read_text())["cells"]
+    assert list(shown) == ["alibi", "mine"]
+    assert shown["alibi"]["text: perplexity"] == dict(reason="another text")
+    assert shown["alibi"]["flip-flop: iid"] == found["alibi"]["flip-flop: iid"]
+
+
+def test_what_cannot_be_added_to_a_matrix(copy, here):
+    write_notes(copy)
+    here(matrix=small_matrix("rope", "alibi"))
+    for name, says in (("rpoe", "unknown model 'rpoe': did you mean rope"),
+                       ("rope", "rope is in matrix already: rope, alibi")):
+        assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add")
+    assert "the row stands alone" in run("nope")[0]
+    (copy / "results").mkdir()
+    (copy / "results" / "matrix.cpu.json").write_text("{}")
+    assert "is not what reproduce.py wrote" in run("nope", code=1)[1]
+    here(texts=entry("--data notes", experiments.seeds(1, "rope"), eval=""))
+    assert "is no matrix" in complaint(copy, "reproduce.py", "texts", "--add", "nope")
+
+
+def test_a_row_that_diverges_or_ends_says_so(home, here):
+    """The rest of the matrix stands."""
+    one = small_matrix("learned", "rope")
+    one["cpu"]["rows"]["wild"] = "--model rope --learning_rate 1e30 --grad_clip 0", 1
+    here(matrix=one)
+    out, _ = command(home, "reproduce.py", "matrix", "--device", "cpu")
+    found = json.loads((home / "results" / "matrix.cpu.json").read_text())["cells"]
+    assert set(map(json.dumps, found["wild"].values())) == {'{"reason": "diverged"}'}
+    assert found["learned"]["text: strided"] == dict(reason="ends")
+    assert found["learned"]["text: perplexity"]["value"] > 1
+    assert all("value" in cell for cell in found["rope"].values())
+    page = (home / "results" / "README.md").read_text()
+    wild = next(line for line in page.splitlines() if line.startswith("| wild |"))
+    assert cells(wild)[1:] == ["diverged"] * 4
+    with standing_in(home):
+        assert matrix.older(json.loads((home / "results" / "matrix.cpu.json").read_text()), one,
+                            one["cpu"]) == ""
+    # a failure of another kind is one of the whole
+    del one["cpu"]["rows"]["wild"]
+    one["cpu"]["rows"]["wrong"] = "--model rope --n_embd 15", 1
+    _, err = command(home, "reproduce.py", "matrix", "--device", "cpu", code=1)
+    assert "n_embd=15 is not divisible" in err and "the same command continues" in err
+
+
+def test_what_a_cells_definition_is(monkeypatch):
+    """Its task's code, its metric's and its text; not comments, docstrings or the commit."""
+    words = ["--data", "flipflop"]
+    first = matrix.definition(words, MATRIX_COLUMNS, "a")
+    assert matrix.definition(words, MATRIX_COLUMNS, "a") == first
+    assert matrix.definition(words, MATRIX_COLUMNS, "b") == first | dict(text="b")
+    assert matrix.definition(["--data", "dyck"], MATRIX_COLUMNS, "a")["task"] != first["task"]
+    fewer = dict(list(MATRIX_COLUMNS.items())[:3])
+    assert matrix.definition(words, fewer, "a")["metric"] != first["metric"]
+
+    def tvd(logits, target):
+        return 0
+    with monkeypatch.context() as patch:
+        patch.setitem(matrix.METRICS, "symbols", (tvd,))
+        changed = matrix.definition(words, MATRIX_COLUMNS, "a")
+    assert changed["metric"] != first["metric"] and changed["task"] == first["task"]
+    # of a file: what runs, and nothing else
+    body = 'def f(x):\n    return "#" + x\n'
+    said = body.replace("    ret", '    """Others."""\n    ret')
+    sources = [f'"""Words."""\nX = 1  # more\n\n\n{said}', f"X = 1\n\n# a note\n{body}",
+               f"X = 2\n\n# a note\n{body}"]
+    hashes = []
+    for source in sources:
+        monkeypatch.setattr(matrix.inspect, "getsource", lambda _, source=source: source)
+        hashes.append(matrix.code.__wrapped__(None))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_columns_of_the_matrix_by_hand():
+    scores = {T: {split: dict(exact_match=dict(value=v), sequence_error=dict(value=v / 2))
+                  for split, v in values.items()}
+              for T, values in (("4", dict(iid=1.0, sparse=0.5)), ("8", dict(iid=0.8, sparse=0.2)))}
+    run = dict(block_size=4, perplexity={"4": 3.0, "8": 6.0}, strided={"4": 2.0, "8": 1.5},
+               scores=scores, auc={"4": {"long": [0, 0, 0, None, None, 0.5, 0.7]}})
+    assert matrix.perplexity(run, 2) == 6 and matrix.perplexity(run, 4) is None
+    assert matrix.reading(run, 2) == 0.75 and matrix.reading(run, 4) is None
+    assert matrix.percent(run, 1, "sparse", "exact_match") == 50
+    assert matrix.percent(run, 1, "sparse", "sequence_error") == 75
+    assert matrix.percent(run, 1, "dense", "exact_match") is None
+    assert matrix.worst(run, 2, "exact_match") == 20 and matrix.worst(run, 4, "exact_match") is None
+    assert matrix.beyond(run, "auc", "long") == pytest.approx(0.6)
+    assert matrix.beyond(run, "tvd", "long") is None
+    # who is not done: 3 % of perplexity over the last fifth; seeds have a mean and a spread
+    assert trainings.fell([[400, 3.0], [800, 2.0], [1000, 1.5]], 1000) == 0.5
+    assert trainings.fell([[1000, 1.5]], 1000) is None
+    two = [dict(values=dict(a=1.0), fell=0.0), dict(values=dict(a=2.0), fell=0.04)]
+    assert matrix.cell("a", two) == dict(value=1.5, unfinished=True, spread=pytest.approx(0.5**0.5))
+    assert matrix.cell("a", two[:1]) == dict(value=1.0, unfinished=False)
+    assert matrix.cell("a", []) == dict(reason="not run")
+    # every column reads what its task has, and every task has its column
+    for scale in (matrix.TASKS, matrix.PAPER_TASKS):
+        assert {c["task"] for c in matrix.COLUMNS.values()} == set(scale)
+
+
+def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
+    figures = drawn(monkeypatch)
+    columns = {"a: less": dict(task="a", better="less", form=".2f", logarithmic=True),
+               "a: more": dict(task="a", better="more", form=".1f", logarithmic=False)}
+
+    def numbers(less, more, unfinished=False):
+        return {"a: less": dict(value=less, unfinished=unfinished),
+                "a: more": dict(value=more, unfinished=unfinished)}
+    found = dict(one=numbers(4.0, 100.0), two=numbers(8.0, 50.0, True), mine=numbers(2.0, 0.0))
+    found["three"] = {"a: less": dict(reason="diverged"), "a: more": dict(value=12345.6,
+                                                                          unfinished=False)}
+    path = tmp_path / "matrix.json"
+    path.write_text(json.dumps(dict(columns=columns, cells=found, added="mine")))
+    monkeypatch.setattr(sys, "stdout", written())
+    plot.main(["matrix", str(path)])
+    ax = figures[-1].axes[0]
+    said = {}
+    for text in ax.texts:
+        x, y = text.get_position()
+        said[x, y] = text.get_text()
+    want = {(0, 0): "4.00", (0, 1): "8.00", (0, 2): "2.00", (0, 3): "diverged",
+            (1, 0): "100", (1, 1): "50", (1, 2): "0", (1, 3): "12,346"}
+    assert want.items() <= said.items()
+    boxes = {(p.get_x() + 0.48, p.get_y() + 0.46): p for p in ax.patches if p.get_width() < 1}
+    colors = {tuple(map(round, at)): p.get_facecolor() for at, p in boxes.items()}
+    best, worst = plot.WORST_TO_BEST(0.92), plot.WORST_TO_BEST(0.08)
+    assert colors[0, 2] == best and colors[0, 1] == worst and colors[1, 3] == best
+    assert colors[1, 2] == worst
+    # by the logarithm 4 is halfway from 8 to 2
+    assert colors[0, 0] == plot.WORST_TO_BEST(0.5)
+    hatched = {tuple(map(round, at)) for at, p in boxes.items() if p.get_hatch()}
+    assert hatched == {(0, 1), (1, 1)}
+    bold = [t.get_text() for t in ax.get_yticklabels() if t.get_weight() == "bold"]
+    assert bold == ["mine"]
+    rows = plot.cells(path)[1]
+    assert [t.get_text() for t in ax.get_yticklabels()] == list(rows)
+
+
+# -----------------------------------------------------------------------------
 # reproduce.py: random searches
 
 def searches():
@@ -6474,23 +6718,25 @@ def paper_rows():
     """(entry, row) of all tables of trainings, the same training once."""
     found, seen = [], set()
     for name, one in experiments.known().items():
-        for label, (flags, _) in one["paper"].get("rows", {}).items():
-            key = flags, one["paper"]["train"]
-            if key not in seen:
-                seen.add(key)
-                found.append((name, label))
+        scales = trainings.by_task(one["paper"]) if "rows" in one["paper"] else {}
+        for task, scale in scales.items():
+            for label, (flags, _) in scale["rows"].items():
+                key = flags, scale["train"]
+                if key not in seen:
+                    seen.add(key)
+                    found.append((name, task, label))
     return found
 
 
-@pytest.mark.parametrize("name, label", paper_rows(), ids=lambda x: x.replace(" ", "-"))
-def test_every_row_of_the_papers_sizes_is_built_and_trains(name, label, home):
+@pytest.mark.parametrize("name, task, label", paper_rows(), ids=lambda x: x.replace(" ", "-"))
+def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, home):
     """Whole without memory; two steps with its sizes divided."""
-    scale = experiments.known()[name]["paper"]
+    scale = trainings.by_task(experiments.known()[name]["paper"])[task]
     flags = f"{scale['train']} {scale['rows'][label][0]}".split()
     cost = dry_run.of_training(flags, scale["eval"].split())
     assert cost.parameters > 1e4 and cost.memory + cost.squares < 80e9  # an H100
     c, *_ = train.fresh(flags)
-    T = c.block_size // 16 + c.block_size % 2
+    T = max(1, c.block_size // 16) + c.block_size % 2
     less = dict(n_embd=8 * c.n_head, n_layer=min(c.n_layer, 2), block_size=T, batch_size=2,
                 max_iters=2, eval_interval=2, eval_iters=1, gradient_accumulation_steps=1)
     if data.find(c.data).kind == "text":

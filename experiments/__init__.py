@@ -16,7 +16,8 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
 
 A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
 {row: (its own flags for train.py, how many seeds)}. One of a SEARCH has trials, steps and panels;
-its entry has metric, schemes and peak, the highest learning rate drawn. Both may have minutes, of
+its entry has metric, schemes and peak, the highest learning rate drawn. A matrix (matrix.py) has in
+place of train and eval tasks, {task: both}, every row on every task. All may have minutes, of
 one run, where no result says how long one takes, note (what differs from the paper) and reads; a
 scale that is the paper's may have published_at, the window lengths of published, whose numbers then
 stand beside ours.
@@ -32,7 +33,7 @@ import importlib
 import sys
 from pathlib import Path
 
-ORDER = ("cable", "tra", "cope", "postnorm", "speed", "reliability")  # others follow
+ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm", "speed", "reliability")
 
 
 def files():

@@ -97,10 +97,12 @@ def plan(args, entry, scale, folder):
         for slug, (settings, trials, words) in minimal.commands(args, entry, scale, folder).items():
             found[slug] = [words], lambda s=settings, n=trials: of_search(s, n), 1
         return found
-    for label, jobs in trainings.commands(args, entry, scale, folder).items():
-        *_, start, score = jobs[0]
-        words = [command for pair in jobs for command in pair]
-        found[label] = words, lambda a=start[2:], b=score[2:]: of_training(a, b), len(jobs)
+    for task, one in trainings.by_task(scale).items():
+        for label, jobs in trainings.commands(args, entry, one, folder / task).items():
+            *_, start, score = jobs[0]
+            words = [command for pair in jobs for command in pair]
+            label = f"{label}, {task}" if task else label
+            found[label] = words, lambda a=start[2:], b=score[2:]: of_training(a, b), len(jobs)
     return found
 
 

@@ -8,7 +8,7 @@ import statistics
 
 import experiments
 import runs
-from experiments import minimal, speed, trainings
+from experiments import matrix, minimal, speed, trainings
 
 INTRO = """# Results
 
@@ -61,6 +61,8 @@ def table(result):
         return search_table(result)
     if "losses" in result:
         return losses_table(result)
+    if "cells" in result:
+        return matrix_table(result)
     if "columns" in result:
         return task_table(result)
     if "readings" in result:
@@ -157,6 +159,26 @@ def text_table(result):
                  f"scored, {result['strided_tokens']:,} tokens, the same at every length: each has "
                  "at least half a window to look back on.")
     return text
+
+
+def matrix_table(result):
+    """A row for each method, a column for each number; those of runs that were not done with *."""
+    rows = []
+    for label, by_column in result["cells"].items():
+        shown = []
+        for name, cell in by_column.items():
+            form = result["columns"][name]["form"]
+            if "value" not in cell:
+                shown.append(cell["reason"])
+                continue
+            text = format(cell["value"], form)
+            if "spread" in cell:
+                text += f" ± {cell['spread']:{form}}"
+            shown.append(f"{text} \\*" if cell["unfinished"] else text)
+        rows.append([label, *shown])
+    return markdown(["method", *result["columns"]], rows) + (
+        "\n\n\\* not finished: the validation perplexity fell by more than 3 % over the last fifth "
+        "of the steps. Ends: the method has no positions for strings of that length.")
 
 
 def percent(found):
@@ -459,9 +481,16 @@ def duration(seconds):
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def kind_of(scale):
+    """The file that makes the jobs of a scale, and collects what comes of them."""
+    if "tasks" in scale:
+        return matrix
+    return minimal if "panels" in scale else trainings
+
+
 def older(entry, scale, result):
     """Why a JSON is not of this definition of its entry, in words; "" where it is."""
-    kind = minimal if "panels" in entry[scale] else trainings
+    kind = kind_of(entry[scale])
     try:
         return kind.older(result, entry, entry[scale])
     except (KeyError, IndexError, TypeError, AttributeError) as e:
@@ -499,6 +528,7 @@ def expected(name, entry, scale):
         n = len(todo["panels"]) * len(entry["schemes"])
     else:
         n, what = sum(seeds for _, seeds in todo["rows"].values()), "runs"
+        n *= len(trainings.by_task(todo))
     seconds, about = measured(name, entry, scale), ""
     if not seconds and "minutes" in todo:
         seconds, about = [60 * todo["minutes"]], "about "
@@ -527,6 +557,11 @@ def how(result):
                 f"hyper-parameters for all schemes, {result['sequences']:,} sequences{fewer}; "
                 f"{sum(g['seconds'] for g in groups) / 60:,.0f} minutes of training in all. The "
                 "best trial is chosen on other sequences than its number is from.")
+    elif "cells" in result:
+        groups = result["runs"]
+        minutes = sum(g["train_seconds"] + g["eval_seconds"] for g in groups) / 60
+        text = (f"{len(groups)} trainings, {minutes:,.0f} minutes with their evaluations, each as "
+                f"`{groups[0]['train_command']}` and so on")
     else:
         groups = result["runs"]
         if "queries" in result:

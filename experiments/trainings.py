@@ -139,7 +139,25 @@ def training(row, entry, scale, device, run):
     if "losses" in entry:
         for key in ("loss", "val_loss"):
             found["more"][key] = [[r["iter"], r[key]] for r in log if key in r]
+    losses = [[r["iter"], r["val_loss"]] for r in log if "val_loss" in r]
+    found["more"]["fell"] = fell(losses, checkpoint["config"]["max_iters"])
     return found
+
+
+def fell(losses, steps):
+    """
+    [[iter, validation loss], ...] -> by how many nats it fell over the last fifth of the steps, or
+    since the last validation before; None where there is none.
+    """
+    before = [loss for it, loss in losses if it <= 0.8 * steps]
+    return before[-1] - losses[-1][1] if before else None
+
+
+def by_task(scale):
+    """A scale of several tasks as one of each: {task: scale}."""
+    if "tasks" not in scale:
+        return {"": scale}
+    return {name: one | dict(rows=scale["rows"]) for name, one in scale["tasks"].items()}
 
 
 def folder_of(flags, seed):

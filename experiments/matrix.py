@@ -1,0 +1,349 @@
+"""
+The matrix: what can each one do?
+
+Every method on every task, on one backbone: pre-norm, on the synthetic tasks with QK-norm. Each
+task has a budget at which the methods that are best at it are done. A hatched cell is of a run that
+was not: its validation perplexity still fell by more than 3 % over the last fifth of its steps.
+"""
+import ast
+import functools
+import hashlib
+import inspect
+import io
+import re
+import shlex
+import statistics
+import textwrap
+import tokenize
+from functools import partial
+
+import data
+import eval as evaluation
+import runs
+import train
+from experiments import seeds, trainings
+
+FALLS = 0.03  # nats: of a validation loss over the last fifth of the steps, who is not done
+
+
+# -----------------------------------------------------------------------------
+# how a cell's number is read from eval.py's row of a run; None where that length was not reached
+
+def perplexity(run, times):
+    """In windows of so many times the training length."""
+    return run["perplexity"].get(str(times * run["block_size"]))
+
+
+def reading(run, times):
+    """
+    Strided perplexity at so many times the training length, at that length = 1: less than 1 is what
+    farther context is worth, more what it costs.
+    """
+    near, far = (run["strided"].get(str(n * run["block_size"])) for n in (1, times))
+    return far / near if near and far else None
+
+
+def percent(run, times, split, metric):
+    """A score, in %; of an error, how many are without it."""
+    found = run["scores"].get(str(times * run["block_size"]), {})
+    if split not in found:
+        return None
+    value = 100 * found[split][metric]["value"]
+    return 100 - value if metric.endswith("error") else value
+
+
+def worst(run, times, metric):
+    """The lowest score of all test sets, in %."""
+    known = run["scores"].get(str(times * run["block_size"]), {})
+    return min((percent(run, times, split, metric) for split in known), default=None)
+
+
+def beyond(run, metric, split):
+    """What is known by position: its mean beyond the training length."""
+    T = run["block_size"]
+    by_position = run.get(metric, {}).get(str(T), {}).get(split, [])[T:]
+    known = [y for y in by_position if y is not None]
+    return statistics.mean(known) if known else None
+
+
+def column(task, better, form, function, *asked):
+    return dict(task=task, better=better, form=form, read=(function, *asked))
+
+
+# {"what the task is called: what the number is": column}
+COLUMNS = {
+    "text: perplexity": column("text", "less", ".2f", perplexity, 1),
+    "text: at 16 x": column("text", "less", ".2f", perplexity, 16),
+    "text: strided, 16 x / 1 x": column("text", "less", ".2f", reading, 16),
+    "flip-flop: iid": column("flipflop", "more", ".1f", percent, 1, "iid", "exact_match"),
+    "flip-flop: sparse": column("flipflop", "more", ".1f", percent, 1, "sparse", "exact_match"),
+    "flip-flop: dense": column("flipflop", "more", ".1f", percent, 1, "dense", "exact_match"),
+    "flip-flop: worst, 16 x": column("flipflop", "more", ".1f", worst, 16, "exact_match"),
+    "copy: iid": column("selective_copy", "more", ".1f", percent, 1, "iid", "sequence_error"),
+    "copy: sparse": column("selective_copy", "more", ".1f", percent, 1, "sparse",
+                           "sequence_error"),
+    "counting: iid": column("counting", "more", ".1f", percent, 1, "iid", "answer_error"),
+    "counting: longer": column("counting", "more", ".1f", percent, 1, "pass100", "answer_error"),
+    "recall: iid": column("recall", "more", ".1f", percent, 1, "iid", "accuracy"),
+    "recall: at 16 x": column("recall", "more", ".1f", percent, 16, "iid", "accuracy"),
+    "set complement: TVD": column("set_complement", "less", ".3f", beyond, "tvd", "half"),
+    "Dyck: TVD": column("dyck", "less", ".3f", beyond, "tvd", "long"),
+    "Dyck: AUC": column("dyck", "more", ".3f", beyond, "auc", "long"),
+}
+LOGARITHMIC = perplexity, reading  # so that one explosion leaves the others their colours
+
+ROWS = seeds(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
+             "fox", "diff") | {"peri": ("--model perinorm --norm peri --pe rope", 1)}
+
+
+def task(name, train, evaluate, steps):
+    """Five validations: the last fifth says whether it is done."""
+    return dict(train=f"--data {name} --max_iters {steps} --eval_interval {steps // 5} {train}",
+                eval=evaluate)
+
+
+QK = "--norm pre --qk_norm"
+TASKS = dict(
+    text=task("stdlib", "--size nano --norm pre --no-qk_norm", "--tokens 65536 --lengths 256 4096 "
+              "--strided", 750),
+    flipflop=task("flipflop", QK, "--sequences 500 --lengths 64 1024", 1000),
+    selective_copy=task("selective_copy", QK, "--sequences 1000", 2000),
+    counting=task("counting", QK, "--sequences 2000", 1000),
+    recall=task("recall", QK, "--sequences 1000 --lengths 64 1024", 500),
+    set_complement=task("set_complement", QK, "--sequences 1000", 2000),
+    dyck=task("dyck", QK, "--sequences 1000", 1000))
+PAPER = f"--size paper {QK}"
+PAPER_TASKS = dict(
+    text=task("wikitext103", "--size tiny --norm pre --no-qk_norm --batch_size 64 "
+              "--gradient_accumulation_steps 2", "--lengths 1024 16384 --strided", 9000),
+    flipflop=task("flipflop", PAPER, "--sequences 2000 --lengths 512 8192", 25000),
+    selective_copy=task("selective_copy", PAPER, "--sequences 10000", 100000),
+    counting=task("counting", PAPER, "--sequences 10000", 15625),
+    recall=task("recall", PAPER, "--sequences 2000 --lengths 512 8192", 25000),
+    set_complement=task("set_complement", PAPER, "--sequences 10000", 100000),
+    dyck=task("dyck", PAPER, "--sequences 10000", 100000))
+
+ENTRIES = {
+    "matrix": dict(
+        about="What can each one do? Every method on every task; with --add NAME your own row "
+              "beside these",
+        columns=COLUMNS,
+        cpu=dict(minutes=4, tasks=TASKS, rows=ROWS, reads=[
+            "Text: bytes of Python source in windows of 256 and of 4,096. Strided is the "
+            "perplexity of tokens that all have half a window to look back on, in windows of "
+            "4,096, that in windows of 256 = 1: below 1 far context is used, at 1 it is survived.",
+            "Flip-flop, copy, counting, recall: what is right, in %. Flip-flop's last column is "
+            "the worst of its three test sets at 1,024 tokens, copy's has twice the blanks of "
+            "training, counting's twice the passes. Recall asks for one of eight pairs that are "
+            "scattered through 64 tokens, and through 1,024; one in eight is a guess by the key.",
+            "Set complement and Dyck: the distance from the true distribution (TVD), and for Dyck "
+            "the AUC of the end of a string, beyond the training length, up to 4 times it.",
+            "Learning rates are as they come with the tasks, chosen for no row. peri is RoPE with "
+            "norms before and after each sublayer; all others are pre-norm.",
+        ]),
+        paper=dict(tasks=PAPER_TASKS, rows=ROWS)),
+}
+
+
+# -----------------------------------------------------------------------------
+# the definition of a cell: flags, the code of its task and its metric, and the text
+
+@functools.cache
+def code(*objects):
+    """Modules and functions, without docstrings and comments -> 12 digits of a hash."""
+    kept = []
+    for one in objects:
+        source = textwrap.dedent(inspect.getsource(one))
+        lines = source.splitlines()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                row, start = token.start
+                lines[row - 1] = lines[row - 1][:start]
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            if ast.get_docstring(node) is not None:
+                for row in range(node.body[0].lineno, node.body[0].end_lineno + 1):
+                    lines[row - 1] = ""
+        kept += [line.rstrip() for line in lines if line.strip()]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
+
+
+METRICS = dict(text=(evaluation.windows, evaluation.token_losses, evaluation.strided_losses),
+               symbols=(evaluation.task_scores, data.Task.score, data.tvd, data.auc))
+
+
+def definition(words, columns, text=""):
+    """
+    What a number depends on besides its settings: the code of its task (the flags say which), that
+    of its metric, and the sha256 of a text.
+    """
+    cls = data.find(trainings.options(words)["data"])
+    task_code = cls.batch if cls.kind == "text" else inspect.getmodule(cls)
+    reads = [spec["read"] for spec in columns.values()]
+    metric = code(*METRICS[cls.kind], *(function for function, *_ in reads))
+    metric += str([asked for _, *asked in reads])
+    return dict(task=code(task_code), text=text,
+                metric=hashlib.sha256(metric.encode()).hexdigest()[:12])
+
+
+def columns_of(entry, name):
+    """A task's columns."""
+    return {key: spec for key, spec in entry["columns"].items() if spec["task"] == name}
+
+
+def differs(run, entry, scale):
+    """
+    Why a run is not what its cells would be today, its text aside: the first row, setting or code
+    that differs; "" where it is.
+    """
+    label, name = run["label"], run["task"]
+    if label not in scale["rows"] or name not in scale["tasks"]:
+        return f"the entry has no {label!r} on {name}"
+    flags, _ = scale["rows"][label]
+    start, _ = trainings.words_of("", flags, run["seed"], scale["tasks"][name], [])
+    found = trainings.differing(run["config"], start[2:])
+    if found:
+        return f"{name} has {found}"
+    now = definition(start[2:], columns_of(entry, name))
+    changed = [part for part in ("task", "metric") if run["definition"][part] != now[part]]
+    return f"the code of {name}'s {' and '.join(changed)} has changed" if changed else ""
+
+
+def older(result, entry, scale):
+    """Why a JSON is not of this definition of its entry, in words; "" where it is."""
+    known = {(run["label"], run["task"]) for run in result["runs"]}
+    for label in scale["rows"]:
+        for name in scale["tasks"]:
+            if (label, name) not in known:
+                return f"it has no {label!r} on {name}"
+    for run in result["runs"]:
+        why = differs(run, entry, scale)
+        if why:
+            return f"its row {run['label']!r}: {why}"
+    return ""
+
+
+# -----------------------------------------------------------------------------
+# jobs and what comes of them
+
+def jobs(args, entry, scale, folder):
+    """-> {name: function(run)}, one for each row, task and seed."""
+    device, found = trainings.on_device(args), {}
+    for label, row in scale["rows"].items():
+        for name, one in scale["tasks"].items():
+            table, columns = one | dict(rows={label: row}), columns_of(entry, name)
+            for run in trainings.planned(args, entry, table, folder / name):
+                training = partial(trainings.training, run, entry, table, device)
+                words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
+                about = dict(label=label, task=name, seed=run.seed,
+                             train_command=shlex.join(words))
+                found[f"{name} {run.out.name}"] = partial(numbers, training, columns, about)
+    return found
+
+
+DIVERGED = r"^error: the (loss is \S+|weights are not finite) at iter \d+"
+
+
+def numbers(training, columns, about, run):
+    """One training and its evaluation -> its numbers, or that it has diverged."""
+    words = shlex.split(about["train_command"])
+    try:
+        found = training(run)
+    except RuntimeError as e:
+        why = re.search(DIVERGED, str(e), re.M)
+        if not why:
+            raise
+        c, *_ = train.fresh(words[2:])
+        config = vars(c) | dict(data=data.make(vars(c)).data)
+        return about | dict(diverged=why[0].removeprefix("error: "), config=config,
+                            definition=definition(words[2:], columns),
+                            environment=runs.environment(), train_seconds=0, eval_seconds=0)
+    one, values = found["runs"][0], {}
+    seconds = one["eval_seconds"]
+    for name, spec in columns.items():
+        function, *asked = spec["read"]
+        values[name] = function(one, *asked)
+    about |= dict(values=values, fell=found["more"].get("fell"),
+                  definition=definition(words[2:], columns, found["data"].get("sha256", "")),
+                  environment=found["environment"], train_seconds=one["train_seconds"],
+                  eval_seconds=sum(seconds.values()) if isinstance(seconds, dict) else seconds)
+    return about | {k: one[k] for k in ("config", "strided", "by_distance") if k in one}
+
+
+def collect(entry, scale, found):
+    """What the jobs returned -> the entry's JSON."""
+    columns = {}
+    for name, spec in entry["columns"].items():
+        columns[name] = dict(task=spec["task"], better=spec["better"], form=spec["form"],
+                             logarithmic=spec["read"][0] in LOGARITHMIC)
+    return dict(environment=found[0]["environment"], columns=columns, cells=cells(columns, found),
+                runs=found)
+
+
+def cells(columns, found):
+    """The numbers of all runs -> {row: {column: dict(value, unfinished) or dict(reason)}}"""
+    rows = {}
+    for run in found:
+        rows.setdefault(run["label"], {}).setdefault(run["task"], []).append(run)
+    said = {}
+    for label, by_task in rows.items():
+        said[label] = {name: cell(name, by_task.get(column["task"], []))
+                       for name, column in columns.items()}
+    return said
+
+
+def cell(name, found):
+    """One row's runs of one task -> mean and spread over their seeds, or why there is none."""
+    for run in found:
+        if "diverged" in run:
+            return dict(reason="diverged")
+        if "other_text" in run:
+            return dict(reason="another text")
+    values = [run["values"][name] for run in found]
+    if not values:
+        return dict(reason="not run")
+    if None in values:
+        return dict(reason="ends")
+    falls = max(run["fell"] or 0 for run in found) > FALLS
+    said = dict(value=statistics.mean(values), unfinished=falls)
+    return said | (dict(spread=statistics.stdev(values)) if len(values) > 1 else {})
+
+
+def figures(entry):
+    """What plot.py is asked for, in words, to show the JSON."""
+    return [["matrix"]]
+
+
+def beside(result, committed, entry, scale):
+    """
+    The JSON of one added row, and the committed one -> one with the rows of both that can be
+    compared, and lines about those that cannot. Cells of another text stay empty.
+    """
+    why, texts, lines = {}, {}, []
+    for run in result["runs"]:
+        if "diverged" not in run:
+            texts[run["task"]] = run["definition"]["text"]
+    for run in committed["runs"]:
+        if not why.get(run["label"]):
+            try:
+                why[run["label"]] = differs(run, entry, scale)
+            except (ValueError, SystemExit) as e:  # a method or a task that is no more
+                why[run["label"]] = str(e).removeprefix("error: ")
+    for label in why:
+        if why[label]:
+            lines.append(f"left out: the committed row {label}, of another definition "
+                         f"({why[label]})")
+    kept, pythons = [], set()
+    for run in committed["runs"]:
+        text = run["definition"]["text"]
+        if text != texts.get(run["task"], text) and "diverged" not in run:
+            pythons.add(run["environment"]["python"])
+            run = run | dict(other_text=True)
+        if not why[run["label"]]:
+            kept.append(run)
+    if pythons:
+        lines.append("empty: the committed rows' cells of the text of Python "
+                     f"{', '.join(sorted(pythons))}, which is not yours")
+    both = kept + result["runs"]
+    return result | dict(cells=cells(result["columns"], both), runs=both), lines
