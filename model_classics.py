@@ -71,12 +71,12 @@ class Learned(Encoding):
 
 
 class Sinusoidal(Encoding):
-    """Fixed sines and cosines added to the embedding (Vaswani et al., 2017)."""
+    """Fixed sines and cosines added to the embedding times sqrt(C) (Vaswani et al., 2017)."""
     def embed(self, x, pos, cache):
         C = x.size(-1)
         freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
         angle = pos[:, None] * freq                                         # (T, C/2)
-        return x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
+        return x * math.sqrt(C) + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
 
 
 class RoPE(Encoding):

@@ -545,6 +545,8 @@ def test_sinusoidal_and_learned_and_label_embeddings():
     for t, c in ((0, 0), (7, 3), (29, 8)):
         angle = t / 10000 ** (2 * c / 18)
         close(y[t, 2 * c:2 * c + 2], torch.tensor([math.sin(angle), math.cos(angle)]), 1e-6)
+    ones = encoding("sinusoidal").embed(torch.ones_like(x), torch.arange(30), None)[0]
+    close(ones, y + math.sqrt(18), 1e-6)
     learned = encoding("learned")
     close(learned.embed(x[:, :8], torch.arange(8), None)[0], learned.wpe.weight, 0)
     with pytest.raises(ValueError, match="learned positions end at block_size=8"):
@@ -6193,7 +6195,8 @@ def test_the_list_has_every_entry_and_its_time(home, here):
     for name, one in experiments.known().items():
         shown = re.search(rf"^{name}\n(.*?)(?=^\S)", listed, re.M | re.S)[1]
         assert " ".join(shown.split()).startswith(" ".join(one["about"].split()))
-        assert re.search(r"--scale cpu +.+", shown) and re.search(r"--scale paper +.+", shown)
+        for scale in ("cpu", "paper"):
+            assert bool(re.search(rf"--scale {scale} +.+", shown)) == (scale in one), name
         has = tables.measured(name, one, "cpu")
         assert not has or re.search(r"--scale cpu +[\d.]+ (s|min|h): ", shown)
     assert max(map(len, listed.splitlines())) <= 100 and "reproduce.py NAME" in listed
@@ -6718,7 +6721,7 @@ def paper_rows():
     """(entry, row) of all tables of trainings, the same training once."""
     found, seen = [], set()
     for name, one in experiments.known().items():
-        scales = trainings.by_task(one["paper"]) if "rows" in one["paper"] else {}
+        scales = trainings.by_task(one["paper"]) if "rows" in one.get("paper", {}) else {}
         for task, scale in scales.items():
             for label, (flags, _) in scale["rows"].items():
                 key = flags, scale["train"]

@@ -69,6 +69,8 @@ ENTRIES = {
                 "start at 0.02.",
                 "Learned positions cannot go past their table, and label not past its own (16 "
                 "times the training length, --n_label for more): a dash.",
+                "The sinusoidal row is of an earlier definition: its embeddings were not times "
+                "sqrt(C). lm has it as it is now.",
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; the other models take it as it is.",
             ]),

@@ -137,7 +137,8 @@ def text_table(result):
     rows, heads = [], []
     for n in lengths:
         heads += [f"{n:,}", "paper"] if n in at else [f"{n:,}"]
-    for model, found in grouped(result["runs"], "model").items():
+    labelled = [dict(label=r["model"]) | r for r in result["runs"]]
+    for model, found in grouped(labelled, "label").items():
         for kind, label in (("perplexity", model), ("strided", f"{model}, strided")):
             known = [r[kind] for r in found if kind in r]
             if not known:
@@ -360,6 +361,22 @@ def lengths_table(result):
                 cells.append(percent([next(iter(s.values())) for s in scores]))
         rows.append([model, len(found), *cells])
     return markdown(["model", "seeds", *heads], rows)
+
+
+def papers_table(result):
+    """lm's perplexities at the training length and in the longest window, beside the papers'."""
+    T, last = (str(n) for n in (result["lengths"][0], result["lengths"][-1]))
+    rows, published = [], result["papers"]
+    for label, found in grouped(result["runs"], "label").items():
+        theirs = [numbers.get(label) for numbers in published.values()]
+        ours = []
+        for kind, length in (("perplexity", T), ("perplexity", last), ("strided", last)):
+            known = [r[kind][length] for r in found if length in r.get(kind, {})]
+            ours.append(spread(known, ".3f"))
+        if any(theirs):
+            rows.append([label, *ours, *(f"{y:.2f}" if y else "-" for y in theirs)])
+    return markdown(["row", f"{int(T):,}", f"{int(last):,}", f"{int(last):,}, strided",
+                     *published], rows)
 
 
 HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",

@@ -1,0 +1,113 @@
+"""
+Language models of every method
+
+One table at the size of two CPU cores stands behind CABLE's Tables 1, 3 and 4 and its Figure 4,
+CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. Each of these has an entry
+of its own at the paper's size, in its paper's part of this page.
+"""
+# the learning rate of each family, among these by lm_rates' validation perplexity of its first
+RATES = ("2e-3", "4e-3", "8e-3")
+PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="4e-3")
+FAMILIES = dict(
+    learned=("learned", "nope", "sinusoidal", "label"), rope=("rope", "diff", "peri"),
+    alibi=("alibi", "t5", "kerple", "fire", "relative"),
+    cable=("cable", "cable_nw", "k_cable", "fox"),
+    cope=("cope", "cope_sep", "cope_relative", "cope_alibi"), tra=("tra", "tra pre"))
+OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16", "cope_alibi": "--P 16",
+       "tra": "--norm post --qk_norm", "tra pre": "--norm pre --qk_norm",
+       "peri": "--norm peri --pe rope"}
+NAMES = {"tra pre": "tra", "peri": "perinorm"}  # of rows that are not their model's
+THREE_SEEDS = ("cable", "alibi", "rope", "fox", "cope", "tra")
+# those whose validation loss fell most over the last fifth of the steps (`fell` in lm.cpu.json)
+TWICE = ("t5", "learned", "label")
+STEPS = 1500  # of 16 windows of 256 bytes: 6 million bytes
+
+
+def flags(row, rate, more=""):
+    words = f"--model {NAMES.get(row, row)} --learning_rate {rate} --min_lr {float(rate) / 10:g}"
+    return " ".join(filter(None, (words, OWN.get(row), more)))
+
+
+def every(rates):
+    """{row: (its flags, how many seeds)}"""
+    rows, by_row = {}, {row: family for family, names in FAMILIES.items() for row in names}
+    for row, family in by_row.items():
+        rows[row] = flags(row, rates[family]), 3 if row in THREE_SEEDS else 1
+    for row in TWICE:
+        longer = f"--max_iters {2 * STEPS} --eval_interval {2 * STEPS // 5}"
+        rows[f"{row} x2"] = flags(row, rates[by_row[row]], longer), 1
+    for row in ("cope", "relative", "tra"):
+        shorter = "--block_size 128 --batch_size 32"
+        rows[f"{row}, trained on 128"] = flags(row, rates[by_row[row]], shorter), 1
+    longer = "--block_size 2048 --batch_size 2"
+    rows["sinusoidal, trained on 2,048"] = flags("sinusoidal", rates["learned"], longer), 1
+    return rows
+
+
+def searched():
+    """The first of every family with every rate."""
+    return {f"{row}, {rate}": (flags(row, rate), 1) for row in FAMILIES for rate in RATES}
+
+
+# the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length
+PAPERS = {
+    "CABLE, Table 1 (1,024)": dict(
+        cable=22.32, cable_nw=23.01, alibi=22.74, fire=22.90, t5=23.60, kerple=22.56, rope=22.26,
+        learned=23.53, sinusoidal=23.73),
+    "the same, read at 15,360": dict(
+        cable=20.33, cable_nw=21.13, alibi=21.30, fire=104.79, t5=411.09, kerple=21.58,
+        rope=375.62, sinusoidal=2017.42),
+    "CoPE, Tables 5 and 8 (1,024)": dict(
+        learned=24.87, relative=23.81, cope=23.22, cope_relative=23.23, cope_sep=23.18,
+        cope_alibi=25.09),
+    "TRA, Table 2 (128)": dict(
+        nope=31.74, learned=31.61, t5=31.27, rope=30.11, label=32.09, fox=30.30, diff=29.46,
+        cope=30.20, tra=30.04)}
+
+TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
+ENTRIES = {
+    "lm": dict(
+        about="Language models of every method: perplexity far beyond the training length, strided "
+              "perplexity, loss by position",
+        published={}, also=dict(papers=lambda: PAPERS),
+        cpu=dict(
+            minutes=14, train=f"{TRAIN} --max_iters {STEPS} --eval_interval {STEPS // 5}",
+            eval="--lengths 256 512 1024 2048 4096 --strided", rows=every(PICKED),
+            reads=[
+                "Perplexity per byte of Python source, 6 million bytes a run, on the same test "
+                "tokens at every window length. Sinusoidal positions are added to embeddings times "
+                "sqrt(C), as Vaswani et al. (2017) have them; CoPE has P = 16; tra is post-norm "
+                "with QK-norm as its authors have it, tra pre pre-norm with QK-norm; all others "
+                "are pre-norm without, peri has RoPE.",
+                "The learning rate is its family's, chosen among 2e-3, 4e-3 and 8e-3 by the "
+                "validation perplexity of one method in runs a quarter as long: lm_rates.",
+                "x2 are the three whose validation loss fell most over the last fifth of the "
+                "steps, with twice the budget. Where that gains more than 3 % perplexity the row "
+                "is not finished.",
+            ]),
+    ),
+    "lm_rates": dict(
+        about="The learning rates of lm: one method of each family, runs a quarter as long, "
+              "perplexity on the validation split",
+        published={},
+        cpu=dict(minutes=3, train=f"{TRAIN} --max_iters {STEPS // 4} --eval_interval {STEPS // 20}",
+                 eval="--split val --lengths 256", rows=searched(),
+                 reads=["The rate with the lowest perplexity goes into PICKED in experiments/lm.py "
+                        "by hand."]),
+    ),
+}
+
+SECTIONS = {
+    "lm_papers": dict(
+        about="Which rows of lm are which of the papers' tables: perplexity at the training length "
+              "and beyond, beside the papers' numbers",
+        commands=["python reproduce.py lm --scale cpu --jobs 2"],
+        json=["lm.cpu.json"], table="papers_table",
+        reads=[
+            "The papers' are of words, models 50 to 150 times as large and another text: compare "
+            "the order and the direction, not the level. CABLE's Tables 3 and 4 are its Table 1 at "
+            "other sizes, its Figure 1 the upper half of Table 1, its Figure 4 the row k_cable. "
+            "CoPE's Figure 3 is its rows and relative's, read at every length, trained on 256 and "
+            "on 128; its Table 8 has cope with P = 16. TRA's Figure 4 is its Table 2 read farther.",
+        ]),
+}
