@@ -8,6 +8,7 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py attention results/bench.attention.cpu.json  time by length (bench.py)
     python plot.py ndcg out/bert_cable-retrieval-nano/eval.json    nDCG by length (eval.py)
     python plot.py matrix results/matrix.cpu.json              methods x tasks (reproduce.py)
+    python plot.py reading results/matrix.cpu.json             does it use what it sees?
     python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
@@ -774,6 +775,51 @@ def matrix_legend(fig, ax):
               bbox_to_anchor=(0, -0.01), fontsize=9)
 
 
+def reading(args):
+    """
+    Surviving and reading: strided perplexity by window, in the first window = 1 (left), and the
+    share of right answers by how far back they lie, in the longest strings (right).
+    """
+    survived, read_far, trained = read(args.json, far_runs)
+    look = looks(survived | read_far)
+    fig, (axes,) = panels(2, 5.4, 4.4, sharey=False)
+    left, right = axes
+    lengths = sorted({T for xs, _ in survived.values() for T in xs})
+    length_axis(left, lengths)
+    perplexity_axis(left, [y for _, ys in survived.values() for y in ys])
+    left.set(xlabel="window length (tokens), each token with half of it to look back on",
+             ylabel="strided perplexity, shortest window = 1", title="surviving: text")
+    draw(left, survived, look)
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    right.set(xlabel="distance to what is asked for (tokens, from this on to its double)",
+              ylabel="right answers (%)", ylim=(-2, 102), title="reading: what was said far back")
+    training_length(right, trained)
+    draw(right, read_far, look)
+    legend(np.array([axes]))
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".reading.png"))
+
+
+def far_runs(path):
+    """
+    -> {row: (windows, ratios of seeds)}, {row: (distances, % of seeds)}, and on how long strings
+    the latter were trained.
+    """
+    survived, far, trained = {}, {}, 0
+    for r in read_json(path)["runs"]:
+        if len(r.get("strided", {})) > 1:
+            ys = np.array(list(r["strided"].values()), float)
+            _, seeds = survived.setdefault(r["label"], (list(map(int, r["strided"])), []))
+            seeds.append(ys / ys[0])
+        if r.get("by_distance"):
+            longest = r["by_distance"][max(r["by_distance"], key=int)]
+            found = next(iter(longest.values()))
+            trained = r["config"]["block_size"]
+            _, seeds = far.setdefault(r["label"], (list(map(int, found)), []))
+            seeds.append([100 * rate for _, rate in found.values()])
+    return survived, far, trained
+
+
 # -----------------------------------------------------------------------------
 # speed
 
@@ -838,6 +884,7 @@ def main(argv=None):
     p.add_argument("--metric", help="tvd or auc; default: what there is")
     add(trials, "a random search: every trial, and the metric by length", "reproduce.py")
     add(matrix, "every method on every task, worst to best", "reproduce.py")
+    add(reading, "strided perplexity by length beside right answers by distance", "reproduce.py")
     add(attention, "the attention functions' time by length", "bench.py attention")
     add(ndcg, "how well documents are found, by length", "eval.py or reproduce.py")
     p = add(curves, "learning curves")

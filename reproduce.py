@@ -151,6 +151,7 @@ def locked(folder):
 # the list, and the command
 
 def listing(entries):
+    """Every entry with its time, then the papers' tables and figures as they number them."""
     for name, entry in entries.items():
         print(name)
         print(textwrap.fill(entry["about"], 96, initial_indent="    ", subsequent_indent="    ",
@@ -158,6 +159,11 @@ def listing(entries):
         for scale in ("cpu", "paper"):
             if scale in entry:
                 print(f"    --scale {scale:6} {tables.expected(name, entry, scale)}")
+    for module in experiments.files():
+        if hasattr(module, "NUMBERED"):
+            print("\n" + module.__doc__.strip().partition("\n")[0])
+            for number, here in module.NUMBERED.items():
+                print(f"    {number:16} {here if isinstance(here, str) else ', '.join(here)}")
     print("\nTimes are of all jobs one after the other, as measured for results/README.md, which "
           "names the\nmachine (cpu: one thread each); --jobs 2 takes half. What is there already "
           "is not made again.\nMake one with: python reproduce.py NAME --scale cpu --jobs 2")
@@ -270,7 +276,9 @@ def beside(args, result, entry, committed, folder):
             runs.fail(f"{committed} is not what reproduce.py wrote; what was trained is kept")
         lines += [f"make them anew with: {again}"] if lines else []
     runs.write_json(runs.ROOT / path, result | dict(added=args.add))
-    failed = runs.script("plot.py", *kind.figures(entry)[0], os.path.relpath(runs.ROOT / path))
+    failed = 0
+    for figure in kind.figures(entry):
+        failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
     print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))
     sys.exit(failed)
 

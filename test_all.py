@@ -6200,6 +6200,16 @@ def test_the_list_has_every_entry_and_its_time(home, here):
         has = tables.measured(name, one, "cpu")
         assert not has or re.search(r"--scale cpu +[\d.]+ (s|min|h): ", shown)
     assert max(map(len, listed.splitlines())) <= 100 and "reproduce.py NAME" in listed
+    # the papers' tables and figures, as they number them
+    there = set(experiments.known())
+    for module in experiments.files():
+        there |= getattr(module, "SECTIONS", {}).keys()
+    for module in experiments.files():
+        for number, names in getattr(module, "NUMBERED", {}).items():
+            said = names if isinstance(names, str) else ", ".join(names)
+            assert re.search(rf"^    {number} +{re.escape(said)}$", listed, re.M)
+            assert isinstance(names, str) or set(names) <= there, (number, names)
+    assert "prompts of GPT-4 and Llama" in listed
     timed = entry("--data notes", experiments.seeds(3, "cable"), eval="")
     timed["cpu"] = timed["cpu"] | dict(minutes=4)
     here(timed=timed)
@@ -6490,6 +6500,26 @@ def test_the_columns_of_the_matrix_by_hand():
         assert {c["task"] for c in matrix.COLUMNS.values()} == set(scale)
 
 
+def test_surviving_beside_reading(monkeypatch, tmp_path):
+    figures = drawn(monkeypatch)
+    config = dict(block_size=16)
+    runs_ = []
+    for label, ys, rates in (("one", (4.0, 3.0), (1.0, 0.5)), ("two", (2.0, 8.0), (0.25, 0.0))):
+        runs_.append(dict(label=label, config=config, strided=dict(zip(("16", "32"), ys))))
+        far = {str(d): [9, rate] for d, rate in zip((1, 2), rates)}
+        runs_.append(dict(label=label, config=config,
+                          by_distance={"16": {"iid": {"1": [9, 0.7]}}, "128": {"iid": far}}))
+    runs_.append(dict(label="wild", diverged="loss is nan", config=config))
+    path = tmp_path / "matrix.json"
+    path.write_text(json.dumps(dict(runs=runs_)))
+    survived, far, trained = plot.far_runs(path)
+    assert trained == 16 and survived["one"][0] == [16, 32] and far["two"] == ([1, 2], [[25, 0]])
+    assert [list(ys) for _, (ys,) in survived.values()] == [[1, 0.75], [1, 4]]
+    monkeypatch.setattr(sys, "stdout", written())
+    plot.main(["reading", str(path)])
+    assert {"one", "two"} <= set(labels_of(figures[-1]))
+
+
 def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     figures = drawn(monkeypatch)
     columns = {"a: less": dict(task="a", better="less", form=".2f", logarithmic=True),
@@ -6724,10 +6754,11 @@ def paper_rows():
         scales = trainings.by_task(one["paper"]) if "rows" in one.get("paper", {}) else {}
         for task, scale in scales.items():
             for label, (flags, _) in scale["rows"].items():
-                key = flags, scale["train"]
+                key = flags, trainings.options(scale["train"].split())["data"]
                 if key not in seen:
                     seen.add(key)
-                    found.append((name, task, label))
+                    slow = [pytest.mark.slow] if task else []  # as many as all others
+                    found.append(pytest.param(name, task, label, marks=slow))
     return found
 
 
@@ -6752,6 +6783,17 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, ho
     flags += [word for k, v in less.items() for word in (f"--{k}", str(v))]
     command(home, "train.py", *flags, "--out_dir", "run", "--no-evaluate", "--device", "cpu")
     assert 2 in losses(home / "run")[0] or log_of(home / "run")[-1]["iter"] == 2
+
+
+@pytest.mark.parametrize("name", [name for name, one in experiments.known().items()
+                                  if "rows" in one.get("paper", {})])
+def test_every_table_of_the_papers_sizes_is_built(name):
+    """Every row, without memory; and fits into an H100."""
+    args = argparse.Namespace(seeds=0, device="auto")
+    one = experiments.known()[name]
+    for label, (_, cost, _) in dry_run.plan(args, one, one["paper"], Path("out")).items():
+        found = cost()
+        assert found.parameters > 1e4 and found.memory + found.squares < 80e9, label
 
 
 @pytest.mark.slow

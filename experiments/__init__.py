@@ -22,6 +22,9 @@ one run, where no result says how long one takes, note (what differs from the pa
 scale that is the paper's may have published_at, the window lengths of published, whose numbers then
 stand beside ours.
 
+NUMBERED = {"Table 1": names} says what each of a paper's tables and figures is here: its entries
+and sections, or in words why there is none.
+
 SECTIONS = {name: section} are other parts of results/README.md: JSON and pictures that eval.py,
 bench.py or maps.py made. A section has about, commands, reads; json, names of files in results/,
 with the function of tables.py that makes markdown of them; figures, also in results/.

@@ -165,3 +165,58 @@ ENTRIES = {
                    rows=tables_of(3, 16, 32, 64, 128, 513)),
     ),
 }
+
+# section 5.4: 100 epochs of the 118 million gpt2 tokens, 64 windows of 1,024 a step
+WIKITEXT = ("--data wikitext103 --size small --batch_size 16 --gradient_accumulation_steps 4 "
+            "--max_iters 180000")
+GPT2 = ("the learning rate is GPT-2's and the same for all, the paper has none: trained as in "
+        "CABLE's paper, but for its steps")
+# section 5.5: 100 billion tokens of code
+CODE = ("--data stdlib --tokenizer gpt2 --size tiny --n_layer 4 --n_head 8 --n_embd 256 "
+        "--block_size 4096 --batch_size 8 --gradient_accumulation_steps 16 --max_iters 190735 "
+        "--learning_rate 5e-4 --min_lr 5e-5")
+ENTRIES |= {
+    "cope_table5": dict(
+        about="CoPE, Table 5, left: WikiText-103, test perplexity in windows of 1,024",
+        published={"learned": (24.87,), "relative": (23.81,), "cope": (23.46,),
+                   "cope_relative": (23.23,)}, group="cope_wikitext",
+        paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 1024",
+                   published_at=(1024,),
+                   rows=seeds(1, "learned", "relative", "cope", "cope_relative"))),
+    "cope_table8": dict(
+        about="CoPE, Table 8: its parts on WikiText-103", group="cope_wikitext",
+        published={"cope": (23.46,), "val-gates": (23.33,), "sep-keys": (23.18,),
+                   "a table in each layer": (23.58,), "P = 16": (23.22,), "P = 1,024": (23.31,),
+                   "cope_alibi": (25.09,)},
+        paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 1024",
+                   published_at=(1024,),
+                   rows=seeds(1, "cope", "cope_alibi") | {
+                       "val-gates": ("--model cope_val", 1), "sep-keys": ("--model cope_sep", 1),
+                       "a table in each layer": ("--model cope --no-share", 1),
+                       "P = 16": ("--model cope --P 16", 1),
+                       "P = 1,024": ("--model cope --P 1024", 1)})),
+    "cope_fig3": dict(
+        about="CoPE, Figure 3: WikiText-103, trained on windows of 1,024 and of 512, read in "
+              "longer ones; its numbers are not in the text",
+        paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 512 1024 2048 4096",
+                   rows=seeds(1, "cope", "relative", "relative_capped") | {
+                       f"{m}, trained on 512": (f"--model {m} --block_size 512 --batch_size 32", 1)
+                       for m in ("cope", "relative", "relative_capped")})),
+    "cope_code": dict(
+        about="CoPE, Table 5, right: code in windows of 4,096",
+        published={"learned": (4.7,), "rope": (4.1,), "cope": (3.9,), "cope_rope": (4.0,)},
+        paper=dict(note="its code is not public: here it is Python's standard library, far too "
+                        "little for 100 billion tokens; name a larger folder with --data",
+                   train=CODE, eval="--tokens 0 --lengths 4096", published_at=(4096,),
+                   rows=seeds(1, "learned", "rope", "cope", "cope_rope"))),
+}
+
+NUMBERED = {
+    "Figure 1": "a drawing of the method", "Table 1": "not here: prompts of GPT-4 and Llama",
+    "Table 2": ("cope_table2_flipflop", "cope_table2_copy"), "Table 3": ("cope_table3",),
+    "Figure 2": ("cope_fig2",), "Table 4": ("cope_table4",),
+    "Table 5": ("cope_table5", "cope_code", "lm"), "Figure 3": ("cope_fig3", "lm"),
+    "Figures 4, 6": "python maps.py attention RUN --kinds position step, of a run on text",
+    "Table 6": "not here: the prompts of Table 1", "Table 7": ("cope_table7",),
+    "Figure 5": ("cope_table7",), "Table 8": ("cope_table8", "lm"),
+    "Table 9": ("cope_table3", "cope_table4"), "Table 10": ("cope_table2_copy",)}

@@ -104,8 +104,8 @@ def task(name, train, evaluate, steps):
 
 QK = "--norm pre --qk_norm"
 TASKS = dict(
-    text=task("stdlib", "--size nano --norm pre --no-qk_norm", "--tokens 65536 --lengths 256 4096 "
-              "--strided", 750),
+    text=task("stdlib", "--size nano --norm pre --no-qk_norm", "--tokens 65536 "
+              "--lengths 256 1024 4096 --strided", 750),
     flipflop=task("flipflop", QK, "--sequences 500 --lengths 64 1024", 1000),
     selective_copy=task("selective_copy", QK, "--sequences 1000", 2000),
     counting=task("counting", QK, "--sequences 2000", 1000),
@@ -115,7 +115,7 @@ TASKS = dict(
 PAPER = f"--size paper {QK}"
 PAPER_TASKS = dict(
     text=task("wikitext103", "--size tiny --norm pre --no-qk_norm --batch_size 64 "
-              "--gradient_accumulation_steps 2", "--lengths 1024 16384 --strided", 9000),
+              "--gradient_accumulation_steps 2", "--lengths 1024 4096 16384 --strided", 9000),
     flipflop=task("flipflop", PAPER, "--sequences 2000 --lengths 512 8192", 25000),
     selective_copy=task("selective_copy", PAPER, "--sequences 10000", 100000),
     counting=task("counting", PAPER, "--sequences 10000", 15625),
@@ -138,6 +138,8 @@ ENTRIES = {
             "scattered through 64 tokens, and through 1,024; one in eight is a guess by the key.",
             "Set complement and Dyck: the distance from the true distribution (TVD), and for Dyck "
             "the AUC of the end of a string, beyond the training length, up to 4 times it.",
+            "Surviving and reading are two things (the second figure): strided perplexity by "
+            "window, and recall by how far back the pair is, both far beyond the training length.",
             "Learning rates are as they come with the tasks, chosen for no row. peri is RoPE with "
             "norms before and after each sublayer; all others are pre-norm.",
         ]),
@@ -312,7 +314,7 @@ def cell(name, found):
 
 def figures(entry):
     """What plot.py is asked for, in words, to show the JSON."""
-    return [["matrix"]]
+    return [["matrix"], ["reading"]]
 
 
 def beside(result, committed, entry, scale):

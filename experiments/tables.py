@@ -620,7 +620,7 @@ def entry_part(stem, entry, scale, result):
     if why:
         said = f"Not shown: `results/{stem}.json` is of an older definition of this entry ({why})."
         return part(stem, entry["about"], [result["command"]], "", said, [], [])
-    figures = [f"{stem}.png", f"{stem}.steps.png"]
+    figures = [f"{stem}.png", f"{stem}.steps.png", f"{stem}.reading.png"]
     return part(stem, result["about"], [result["command"]], how(result), table(result), reads,
                 figures)
 
