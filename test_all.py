@@ -1939,7 +1939,7 @@ def test_scripts_import_neither_each_other_nor_a_model_or_task(path):
 
 # Names of methods and tasks that are also words of English: they count where they stand alone,
 # except for the one that is a key of many rows. A default may be named once in a script.
-ENGLISH = {"learned", "relative", "fire", "diff", "counting", "label"}
+ENGLISH = {"learned", "relative", "fire", "diff", "counting", "label", "recall"}
 DEFAULTS = {"cable", "stdlib", "nope"}
 HELP = {"help", "description", "usage", "epilog"}
 
@@ -2001,6 +2001,22 @@ def test_the_guides_snippets_run(monkeypatch):
         exec(compile("\n" * (line - 1) + code, "GUIDE.md", "exec"), namespace)
         n += 1
     assert n >= 5
+
+
+def test_the_guides_own_row_is_a_model(copy):
+    """Its diff, applied to a copy: the steps are sigmoids, and literal and plain function agree."""
+    source = (ROOT / "model_cable.py").read_text()
+    block, = re.findall(r"^```diff\n(.*?)^```", (ROOT / "GUIDE.md").read_text(), re.S | re.M)
+    for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", block, re.M):
+        old, new = (re.sub(r"^[-+]", "", part, flags=re.M) for part in (old, new))
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    (copy / "model_mine.py").write_text(source)
+    model = runs.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
+    step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
+    close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
+    loss = model(torch.arange(9)[None], torch.arange(9)[None])[1]
+    assert loss.isfinite()
 
 
 # -----------------------------------------------------------------------------
@@ -6789,7 +6805,7 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, ho
                                   if "rows" in one.get("paper", {})])
 def test_every_table_of_the_papers_sizes_is_built(name):
     """Every row, without memory; and fits into an H100."""
-    args = argparse.Namespace(seeds=0, device="auto")
+    args = argparse.Namespace(seeds=0, device="auto", scale="paper")
     one = experiments.known()[name]
     for label, (_, cost, _) in dry_run.plan(args, one, one["paper"], Path("out")).items():
         found = cost()
