@@ -407,6 +407,8 @@ def scores(args):
     look = looks(groups)
     lengths = sorted({T for rows in groups.values() for row in rows for T in row})
     flat = all(len(row) == 1 for rows in groups.values() for row in rows)
+    if not flat and len(groups) > 10:  # too many lines to tell apart
+        return score_grid(args, splits, groups, lengths, metric)
     fig, axes = panels(len(splits), 3.4, 0.3 * len(groups) + 1.4 if flat else 3.3)
     for ax, split in zip(axes[0], splits):
         found = {}
@@ -428,6 +430,27 @@ def scores(args):
     else:
         axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+
+
+def score_grid(args, splits, groups, lengths, metric):
+    """A row for each label, a column for each split and length: the mean over seeds in colours."""
+    fig, axes = panels(len(splits), 0.75 * len(lengths) + 0.6, 0.32 * len(groups) + 1.2)
+    for ax, split in zip(axes[0], splits):
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+        ax.tick_params(length=0)
+        for y, rows in enumerate(groups.values()):
+            found = [scored(row, split, metric) for row in rows]
+            for x, T in enumerate(lengths):
+                known = [row[T][0] for row in found if T in row]
+                mean = float(np.mean(known)) if known else None
+                cell = dict(value=mean, unfinished=False)
+                draw_cell(ax, x, y, cell, ".1f", None if mean is None else mean / 100)
+        ax.set_xticks(range(len(lengths)), [f"{T:,}" for T in lengths])
+        ax.set_yticks(range(len(groups)), groups)
+        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel="block_size (tokens)",
+               xlim=(-0.5, len(lengths) - 0.5), ylim=(len(groups) - 0.5, -0.5))
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 

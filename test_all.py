@@ -4054,6 +4054,28 @@ def test_a_task_from_training_to_its_scores(home):
     assert max(losses(run)[0]) == 6
 
 
+def test_many_rows_at_several_lengths_become_a_grid(tmp_path, monkeypatch):
+    """Every number is in its cell, the mean over seeds; a length that a row has not is empty."""
+    def run(label, seed, *values):
+        scores = {str(T): dict(iid=dict(exact_match=dict(value=v, low=v, high=v)))
+                  for T, v in zip((64, 256), values)}
+        return dict(label=label, model="x", name="x", seed=seed, config={}, iter=1,
+                    checkpoint="c", block_size=64, scores=scores)
+    rows = [run(f"m{n}", 1, n / 100, n / 50) for n in range(11)]
+    rows += [run("m3", 2, 0.13, 0.16), run("ends", 1, 0.5)]
+    (tmp_path / "x.json").write_text(json.dumps(dict(splits=["iid"], runs=rows)))
+    drawn = []
+    monkeypatch.setattr(runs, "write_figure", lambda fig, *_: drawn.append(fig))
+    plot.main(["scores", str(tmp_path / "x.json")])
+    ax, = drawn[0].axes
+    found = {tuple(t.get_position()): t.get_text() for t in ax.texts}
+    want = {(x, y): f"{n:g}" for y in range(11) for x, n in ((0, y), (1, 2 * y))}
+    want |= {(0, 3): "8", (1, 3): "11", (0, 11): "50", (1, 11): "-"}
+    assert found == want
+    assert [t.get_text() for t in ax.get_yticklabels()] == [*(f"m{n}" for n in range(11)), "ends"]
+    plot.plt.close(drawn[0])
+
+
 def test_scores_of_several_runs_are_those_of_each_alone(trained, home):
     command(trained, "train.py", "--model", "learned", "--data", "flipflop", "--max_iters", 1,
             "--no-evaluate", *TINY_FLAGS, "--out_dir", home / "learned")

@@ -162,3 +162,8 @@ SEARCHES = {
             "does so with peri_init, and also with both controls, output and pre_final."]),
     ),
 }
+
+NUMBERED = {
+    "Theorem 4.2": ("postnorm_theorem",), "Figure 1": ("postnorm_fig1",),
+    "Figure 2": ("postnorm_fig2",), "Figure 3": ("postnorm_fig3",), "Figure 4": ("postnorm_fig4",),
+    "Figure 7": ("postnorm_fig7",)}
