@@ -175,6 +175,7 @@ def main(argv=None):
     parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
                         help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU")
     parser.add_argument("--seeds", type=int, default=0, help="of every model; default: the entry's")
+    parser.add_argument("--rows", nargs="+", help="only these rows of a table; default: all")
     parser.add_argument("--trials", type=int, default=0,
                         help="of every scheme in a random search; default: the entry's")
     parser.add_argument("--add", metavar="NAME",
@@ -205,6 +206,9 @@ def main(argv=None):
         runs.fail(f"--seeds is not for {args.entry}, which has trials")
     if args.trials and not searching:
         runs.fail(f"--trials is not for {args.entry}, which has seeds")
+    for row in args.rows or []:
+        if row not in scale.get("rows", {}):
+            runs.fail(f"{args.entry} has no row {row!r}: {runs.nearest(row, scale.get('rows', {}))}")
     if args.add is not None:
         if "tasks" not in scale:
             runs.fail(f"--add is not for {args.entry}, which is no matrix")
@@ -244,6 +248,8 @@ def make(args, entry, scale):
     for flag in ("seeds", "trials", "add"):
         if getattr(args, flag):
             command += f" --{flag} {getattr(args, flag)}"
+    if args.rows:
+        command += f" --rows {shlex.join(args.rows)}"
     about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
     result |= dict(entry=args.entry, about=about, command=command)
     for key, function in entry.get("also", {}).items():

@@ -6177,7 +6177,12 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
     here(flips=first)
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 3 and "| tra |" in tables.page()
-    # made again with fewer seeds it is the entry's all the same
+    # made again with fewer seeds or rows it is the entry's all the same
+    command(home, "reproduce.py", "flips", "--device", "cpu", "--rows", "cope")
+    with standing_in(home):
+        assert len(tables.measured("flips", first, "cpu")) == 1
+    assert "--scale cpu --rows cope\n" in (home / "results" / "README.md").read_text()
+    assert "flips has no row 'rope'" in complaint(home, "reproduce.py", "flips", "--rows", "rope")
     command(home, "reproduce.py", "flips", "--device", "cpu", "--seeds", 1)
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 2
@@ -6827,7 +6832,7 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, ho
                                   if "rows" in one.get("paper", {})])
 def test_every_table_of_the_papers_sizes_is_built(name):
     """Every row, without memory; and fits into an H100."""
-    args = argparse.Namespace(seeds=0, device="auto", scale="paper")
+    args = argparse.Namespace(seeds=0, rows=None, device="auto", scale="paper")
     one = experiments.known()[name]
     for label, (_, cost, _) in dry_run.plan(args, one, one["paper"], Path("out")).items():
         found = cost()
