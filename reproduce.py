@@ -206,9 +206,10 @@ def main(argv=None):
         runs.fail(f"--seeds is not for {args.entry}, which has trials")
     if args.trials and not searching:
         runs.fail(f"--trials is not for {args.entry}, which has seeds")
+    known = scale.get("rows", {})
     for row in args.rows or []:
-        if row not in scale.get("rows", {}):
-            runs.fail(f"{args.entry} has no row {row!r}: {runs.nearest(row, scale.get('rows', {}))}")
+        if row not in known:
+            runs.fail(f"{args.entry} has no row {row!r}: {runs.nearest(row, known)}")
     if args.add is not None:
         if "tasks" not in scale:
             runs.fail(f"--add is not for {args.entry}, which is no matrix")
