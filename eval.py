@@ -361,6 +361,9 @@ def tasks_to_score(args, loaded):
     found = {trained: runs.make_task(first.config, kept)} | tasks
     for run in loaded:
         runs.check_source(run.path, run.checkpoint, found[trained])
+        other = run.checkpoint["kept"].get("vocabulary", torch.empty(0))
+        if not torch.equal(other, kept.get("vocabulary", other)):
+            runs.fail(f"{run.path} has other tokens than {first.path}: score them one by one")
     widths = set()
     for task in found.values():
         x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
@@ -445,6 +448,9 @@ def evaluate_pairs(args, loaded, device, context, words):
         runs.check_source(run.path, run.checkpoint, task)
     check_split(split, tasks[0])
     lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
+    if any(L % first.config["block_size"] for L in lengths):
+        runs.fail("--lengths of a search must be multiples of the training length, "
+                  f"{first.config['block_size']}: its windows are of that length")
     documents, queries, of, at = tasks[0].collection(split, lengths[-1])
     some = np.random.default_rng(args.seed).permutation(len(queries))[:args.queries or 1000]
     if not len(some):

@@ -71,14 +71,15 @@ def bert_attention(q, k, v, real=None, S=None, g=None):
     mask = None if real is None else real[:, None, None, :]                 # (B, 1, 1, T)
     if S is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    y = []
+    y = torch.empty_like(v)  # filled in place: a list of parts would leave the heap in pieces
     for start in range(0, q.size(2), ROWS):
         rows = slice(start, start + ROWS)
         bias = -g[:, :, rows, None] * (S[:, :, rows, None] - S[:, :, None, :]).abs()
         if mask is not None:
             bias = bias.masked_fill(~mask, float("-inf"))                   # (B, H, rows, T)
-        y.append(F.scaled_dot_product_attention(q[:, :, rows], k, v, attn_mask=bias.to(q.dtype)))
-    return torch.cat(y, dim=2)
+        y[:, :, rows] = F.scaled_dot_product_attention(
+            q[:, :, rows], k, v, attn_mask=bias.to(q.dtype))
+    return y
 
 
 def rotate(x, pos):

@@ -730,8 +730,9 @@ def check_text(path, checkpoint):
         known = False
     if not known:
         flag = text_flag(config)
+        name = f". To use it all the same, name the text: --{flag} {config[flag]}"
         fail(f"the text behind {config[flag]} is not what {path} was trained on, or was never "
-             f"prepared here. To use it all the same, name the text: --{flag} {config[flag]}")
+             f"prepared here{name if flag == 'data' else ''}")
 
 
 def check_source(path, checkpoint, task):

@@ -137,7 +137,7 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
         runs.fail("the prompt is empty")
     tokens = [encoding.encode_ordinary(text) for text in texts.values()]
     cut = [table[ids[:LONGEST * T]] for ids in tokens]
-    asked = runs.embed(model, [query[:config["query_size"]]], device, context)[0]
+    asked = runs.embed(model, [query[:min(config["query_size"], T)]], device, context)[0]
     try:
         score = runs.embed(model, cut, device, context) @ asked
     except ValueError as e:  # an encoding that ends
@@ -182,7 +182,7 @@ def main(argv=None):
     if kind == "pairs":
         return search(model, path, config, checkpoint, prompt, args.data, device, context)
     if args.data is not None:
-        runs.fail(f"--data is for encoders; {path} writes text and searches none")
+        runs.fail(f"--data is for encoders that search; {path} does not")
     if kind != "text":
         runs.fail(f"{path} was trained on {config['data']}, which has no text to write; "
                   "see python eval.py and python maps.py")

@@ -3036,7 +3036,7 @@ def test_info_nce_is_what_the_loop_says(library):
     assert (task.kept["negatives"] >= 0).any()
     x = torch.from_numpy(task.batch("train", 5, rng(0))[0])
     got = task.loss(model, x, None)
-    q, d, n = x.split((48, 32, 32), 1)
+    q, d, n = x.split((32, 32, 32), 1)
     with torch.no_grad():
         q, d, n = (model.embed(part) for part in (q, d, n))
         total = 0
@@ -3191,7 +3191,7 @@ def test_pairs_of_the_paper(tmp_path, monkeypatch):
     back = np.append([32] * 3, task.kept["vocabulary"].numpy())
     for row in x:
         query, document, negative = (bytes(back[part].tolist()).decode().strip()
-                                     for part in np.split(row, (48, 80)))
+                                     for part in np.split(row, (32, 64)))
         n = int(query[10:-1])
         assert document == passages[n] and negative == passages[n + 1]
     documents, queries, of, at = task.collection("test", 10**6)

@@ -356,7 +356,8 @@ def save(out, best, model, optimizer, state):
 def restore(checkpoint, out, model, optimizer, state, rank):
     """Everything as it was saved. The log loses the lines that are newer than the checkpoint."""
     if checkpoint["source"] != state["source"]:
-        runs.fail(f"the text behind --data {state['config']['data']} has changed since {out} was "
+        flag = runs.text_flag(state["config"])
+        runs.fail(f"the text behind --{flag} {state['config'][flag]} has changed since {out} was "
                   "trained on it")
     runs.load_weights(model, checkpoint, out)
     load_optimizer(optimizer, checkpoint, out)
@@ -381,6 +382,8 @@ def task_and_model(c, module, checkpoint, device):
     try:
         task = data.make(vars(c), first["kept"] if first else ())
         c.data, c.vocab_size = task.data, task.vocab_size
+        if "corpus" in c:
+            c.corpus = task.corpus  # a path is absolute now
         torch.manual_seed(c.seed)
         shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
         model = module.GPT(module.GPTConfig(**shape)).to(device)
@@ -395,11 +398,12 @@ def task_and_model(c, module, checkpoint, device):
 
 def begin_with(model, first, c):
     """The weights of the run `first` into a new one of the same model and tokens."""
+    free = {"dropout"} if "wpe.weight" in model.state_dict() else {"dropout", "block_size"}
     for name, theirs in first["config"].items():
         ours = getattr(model.config, name, theirs)
-        if name == "model":
-            ours = c.model
-        if ours != theirs and name not in ("block_size", "dropout"):
+        if name in ("model", "tokenizer"):
+            ours = getattr(c, name, theirs)
+        if ours != theirs and name not in free:
             runs.fail(f"--init_from {c.init_from}: its {name} is {theirs}, the new run's {ours}")
     runs.load_weights(model, first, c.init_from)
 
@@ -463,7 +467,7 @@ def start_processes(c, device):
         sys.stdout = open(os.devnull, "w")
     else:
         print(f"{world} processes")
-        runs.make_task(vars(c))
+        runs.make_task({name: value for name, value in vars(c).items() if name != "vocab_size"})
     dist.barrier()
     return rank, world
 

@@ -304,7 +304,7 @@ def bootstrap(values, seed=0, times=1000):
 def words(text):
     """The words of a text as a search engine takes them: lower case, readLine and read_line cut."""
     parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
-    return re.findall(r"[a-z]+|[0-9]+", parts.lower())
+    return re.findall(r"[^\W\d_]+|\d+", parts.lower())
 
 
 def bm25(queries, documents, k1=1.2, b=0.75):

@@ -42,7 +42,7 @@ PLACES = 16    # of a file among which its hard negatives are chosen
 @dataclass
 class Task(text.CutTask):
     block_size: int = 128        # tokens of a document in training
-    query_size: int = 48         # tokens of a query, at most
+    query_size: int = 48         # tokens of a query, at most; never more than block_size
     corpus: str = "packages"     # see data/text.py; msmarco; or your own file or folder
     tokenizer: str = "gpt2"      # gpt2 or bytes
     max_vocab: int = 8192        # tokens of it that are kept, unless --init_from says which
@@ -64,6 +64,7 @@ class Task(text.CutTask):
     }
 
     def __post_init__(self):
+        self.query_size = min(self.query_size, self.block_size)  # a learned table ends there
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be more than 0")
         self.corpus, self.pairs = prepare(self.corpus, self.tokenizer)
@@ -310,14 +311,14 @@ def plain(words):
 
 def without_queries(document):
     """A document -> itself without its queries, and [(query, the character it belongs to)]."""
-    document = document.replace("\r\n", "\n")
+    document = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the file's own strings
             tree = ast.parse(document)
-    except (SyntaxError, ValueError, RecursionError):
+        return without_docstrings(document, tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser's, of odd files
         return without_sentences(document)
-    return without_docstrings(document, tree)
 
 
 def without_docstrings(document, tree):
@@ -353,15 +354,15 @@ def definitions(node):
 
 def without_sentences(document):
     """Other text: one of some sentences is taken out, chosen by its hash."""
-    parts, found, length, end = [], [], 0, 0
-    for match in re.finditer(r"[^.!?\s][^.!?]*[.!?]", document):
-        sentence = " ".join(match[0].split())
-        if len(sentence.split()) < 2 * WORDS or text.name_hash(sentence)[0] % SENTENCES:
-            continue
-        parts.append(document[end:match.start()])
-        length, end = length + len(parts[-1]), match.end()
-        found.append((sentence, length))
-    parts.append(document[end:])
+    parts, found, length = [], [], 0
+    for part in re.split(r"(?<=[.!?])", document):
+        sentence = " ".join(part.split())
+        chosen = text.name_hash(sentence)[0] % SENTENCES == 0 and sentence.endswith((".", "!", "?"))
+        if chosen and len(sentence.split()) >= 2 * WORDS:
+            part = part[:len(part) - len(part.lstrip())]
+            found.append((sentence, length + len(part)))
+        parts.append(part)
+        length += len(part)
     return "".join(parts), found
 
 

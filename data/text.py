@@ -497,6 +497,8 @@ def own_files(path):
 def identify(data):
     """A name for the tokens of a user's file or folder, and what identifies its present version."""
     path = Path(data).expanduser().resolve()
+    if not data:
+        raise ValueError("no text is named")
     if not path.exists():
         raise ValueError(f"no such corpus, file or folder: {data}")
     files = own_files(path)
