@@ -131,6 +131,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
         texts = read_files(where)
     except ValueError as e:
         runs.fail(e)
+    if table.max() >= config["vocab_size"]:
+        runs.fail(f"{path} keeps more tokens than its model has")
     T = config["block_size"]
     query = table[encoding.encode_ordinary(prompt.decode("utf-8", "replace"))]
     if not len(query):

@@ -4,7 +4,7 @@ Masked tokens: what an encoder learns its language from (Devlin et al., 2019; CA
     def [MASK](x): return [MASK](x)      which tokens were there?
 
 A sequence is a window of one document, cut anywhere, padded where the document is shorter. Of its
-tokens 15 % are to be told: 80 % of these are masked, 10 % are replaced by any other token, 10 %
+tokens 15 % are to be told: 80 % of these are masked, 10 % are replaced by any token, 10 %
 stay as they are. Documents and splits are those of data/text.py; the tokens are the commonest of
 its training split, after three of their own: 0 PAD, 1 MASK, 2 UNK.
 """

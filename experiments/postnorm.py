@@ -132,7 +132,7 @@ SEARCHES = {
         cpu=DYCK_SIZE | dict(reads=[
             BEYOND + "The medians of the paper's four schemes are in its order, peri_init, peri, "
             "post, pre, but in paired trials none of the three is surely better than pre.",
-            "The control is: a norm on the attention's output alone is better than pre in all 8 "
+            "The controls: a norm on the attention's output alone is better than pre in all 8 "
             "trials, with half of peri_init's median and the best trial of all. An ordinary final "
             "norm (pre_final) does as well as peri."]),
     ),
