@@ -748,11 +748,8 @@ def text_flag(config):
     return "corpus" if "corpus" in config else "data"
 
 
-def check_directions(module, name, task):
+def wrong_direction(name, task):
     """An encoder would see the next token, and a causal model no later one, in the wrong task."""
-    both_ways = getattr(module.GPT, "reads_both_ways", False)
-    if both_ways == task.both_ways:
-        return
     names = [name for name, (other, _) in models().items()
              if getattr(other.GPT, "reads_both_ways", False) == task.both_ways]
     kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"

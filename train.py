@@ -135,7 +135,8 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    runs.check_directions(module, asked.data, task)
+    if getattr(module.GPT, "reads_both_ways", False) != task.both_ways:
+        runs.wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
     parser = runs.make_parser(__doc__)
@@ -389,7 +390,7 @@ def task_and_model(c, module, checkpoint, device):
         model = module.GPT(module.GPTConfig(**shape)).to(device)
         if first and not checkpoint:
             begin_with(model, first, c)
-        if not checkpoint:
+        if task.begin and not checkpoint:
             task.begin(model)
     except ValueError as e:
         runs.fail(e)

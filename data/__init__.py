@@ -64,6 +64,8 @@ class Task:
     contrast = None
     answer = None
     distance = None
+    # begin(model), before the first step of a new run, with its first weights; may add to `kept`
+    begin = None
 
     @functools.cached_property
     def vocab_size(self):
@@ -83,9 +85,6 @@ class Task:
     def was_prepared(config, source):
         """Whether what a flat config was trained on, of this `source`, is made by name or here."""
         return True
-
-    def begin(self, model):
-        """Before the first step of a new run, with its first weights; may add to `kept`."""
 
     def loss(self, model, x, y):
         """What training minimises, a scalar."""

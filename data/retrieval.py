@@ -217,7 +217,6 @@ def prepare(corpus, tokenizer):
         if corpus not in text.CORPORA:
             corpus = str(Path(corpus).expanduser().resolve())
         folder, source, _ = text.look_up(corpus, tokenizer)
-    text.vocabulary(tokenizer)
     made_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
     source = f"{source}, made by {made_by}"  # an edit of this file makes them anew
     path = pairs_file(folder)
@@ -226,9 +225,10 @@ def prepare(corpus, tokenizer):
             arrays = dict(np.load(path))
             if str(arrays["source"]) == source:
                 return corpus, arrays
+        encoding = text.get_encoding(tokenizer)
         print(f"making queries and documents of {corpus} in {path}", file=sys.stderr)
         splits = msmarco() if corpus == "msmarco" else from_documents(corpus)
-        arrays = tokenized(splits, text.get_encoding(tokenizer))
+        arrays = tokenized(splits, encoding)
         digest = hashlib.sha256()
         for name in sorted(arrays):
             digest.update(arrays[name].tobytes())

@@ -93,12 +93,12 @@ class Task(tasks.Task):
     }
 
     def __post_init__(self):
-        self.vocab_size = vocabulary(self.tokenizer)
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(Path(self.data).expanduser().resolve())
         folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
         if not self.meta:
             folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
         for split in SPLITS:
@@ -131,23 +131,21 @@ class Task(tasks.Task):
 # -----------------------------------------------------------------------------
 # tokens
 
-VOCABULARY = dict(bytes=257, gpt2=50304)  # gpt2's 50257, padded for the GPU
-
-
-def vocabulary(tokenizer):
-    """How many tokens a model of it has. Raises ValueError."""
-    if tokenizer not in VOCABULARY:
-        raise ValueError(f"unknown tokenizer {tokenizer!r}: choose bytes or gpt2")
-    return VOCABULARY[tokenizer]
+# how many tokens a model has; gpt2's are 50257, padded for the GPU
+VOCABULARY = dict(bytes=257, gpt2=50304)
 
 
 def get_encoding(name):
-    """A tiktoken Encoding: `bytes` is built here from 256 ranks, tiktoken downloads `gpt2` once."""
+    """
+    A tiktoken Encoding: `bytes` is built here from 256 ranks, tiktoken downloads `gpt2` once.
+    Raises ValueError.
+    """
+    if name not in VOCABULARY:
+        raise ValueError(f"unknown tokenizer {name!r}: choose bytes or gpt2")
     if name == "bytes":
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
-    vocabulary(name)
     try:
         return tiktoken.get_encoding("gpt2")
     except OSError as e:  # requests' errors are OSErrors

@@ -68,7 +68,7 @@ def of_training(words, evaluation_words):
     config = vars(c)
     config.pop("vocab_size", None)  # a class's default: the task has it
     if data.find(c.data).kind == "text":  # whose tokens need not be here yet
-        config["vocab_size"] = text.vocabulary(c.tokenizer)
+        config["vocab_size"] = text.VOCABULARY[c.tokenizer]
     elif data.find(c.data).both_ways:  # nor those of encoders
         config["vocab_size"] = text.UNK + 1 + c.max_vocab
     else:
