@@ -424,12 +424,12 @@ def best_window(scores, of, N):
     return np.maximum.reduceat(scores, firsts, axis=1)
 
 
-def summary(places, seed):
-    """Places (Q,) of the right documents -> {metric: dict(value, low, high)}."""
+def summary(places, of, seed):
+    """Places (Q,) of the right documents `of` -> {metric: dict(value, low, high)}."""
     found = {}
     measures = {"ndcg@10": data.ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
     for name, values in measures.items():
-        low, high = data.bootstrap(np.asarray(values, float), seed)
+        low, high = data.bootstrap(np.asarray(values, float), of, seed)
         found[name] = dict(value=float(np.mean(values)), low=low, high=high)
     return found
 
@@ -442,10 +442,13 @@ def evaluate_pairs(args, loaded, device, context, words):
             if run.config[name] != first.config[name]:
                 runs.fail(f"{run.path} was trained with {name}={run.config[name]}, {first.path} "
                           f"with {name}={first.config[name]}: score them one by one")
-        runs.check_text(run.path, run.checkpoint)
-    tasks = [runs.make_task(run.config, run.checkpoint["kept"]) for run in loaded]
+        if not args.data:
+            runs.check_text(run.path, run.checkpoint)
+    other = dict(corpus=args.data) if args.data else {}
+    tasks = [runs.make_task(run.config | other, run.checkpoint["kept"]) for run in loaded]
     for run, task in zip(loaded, tasks):
-        runs.check_source(run.path, run.checkpoint, task)
+        if not args.data:
+            runs.check_source(run.path, run.checkpoint, task)
     check_split(split, tasks[0])
     lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
     if any(L % first.config["block_size"] for L in lengths):
@@ -472,14 +475,14 @@ def evaluate_pairs(args, loaded, device, context, words):
         places = search(run, task, documents, queries, of, bm25, device, context)
         row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
-            row["search"][reading] = {L: summary(found[L], args.seed) for L in found}
+            row["search"][reading] = {L: summary(found[L], of, args.seed) for L in found}
             cells = [f"{100 * s['ndcg@10']['value']:>10.2f}" if s else f"{'-':>10}"
                      for s in (row["search"][reading].get(L) for L in lengths)]
             print(f"{run.name + '  ' + reading:<{width}}{''.join(cells)}", flush=True)
         row["by_answer_at"] = by_evidence(places, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
         rows.append(row)
-    about = dict(corpus=first.config["corpus"], sha256=tasks[0].source)
+    about = dict(corpus=tasks[0].corpus, sha256=tasks[0].source)
     return dict(data=about, split=split, queries=len(queries), documents=len(documents),
                 chance=chance, lengths=lengths, readings=READINGS, runs=rows)
 
@@ -604,7 +607,8 @@ def main(argv=None):
     for run in loaded:
         name = run.config["data"]
         other = args.data or name
-        if other != name and not (runs.kind_of(run.config) == find_task(other).kind == "text"):
+        reads_text = runs.kind_of(run.config) in ("text", "pairs")
+        if other != name and not (reads_text and find_task(other).kind == "text"):
             runs.fail(f"{run.path} was trained on {name}, not on {other}: "
                       f"it can be scored on {name} only")
     kind = runs.kind_of(loaded[0].config)

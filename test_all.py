@@ -2970,6 +2970,9 @@ def test_a_query_is_taken_out_of_its_document(library):
         for query, n, where in zip(asked, of, at):
             assert query.lower() not in " ".join(texts[n].lower().split())
             assert texts[n][where:].startswith("def " + "_".join(query.lower().split()[:2]))
+            end = task.pairs[f"{split}.end"][(task.pairs[f"{split}.of"] == n)
+                                             & (task.pairs[f"{split}.at"] == where)].item()
+            assert texts[n][:end].endswith("    return y\n") and "\n\n" not in texts[n][where:end]
             assert query not in seen
             seen.add(query)
     for first in range(50):
@@ -2992,10 +2995,13 @@ def test_docstrings_that_stay_and_those_that_go():
         'if x:\n    try:\n        pass\n    except E:\n        def g():\n'
         '            """Deep in other statements."""\n            return "ä"\n')
     document, asked = data.retrieval.without_queries(source)
-    found = {query: document[at:].split("\n")[0].strip() for query, at in asked}
+    found = {query: document[at:].split("\n")[0].strip() for query, (at, _) in asked}
     assert found == {"Said in one place.": "def a():", "Four words and more.": "class B:",
                      "Within a class, too.": "async def c(self):",
                      "Deep in other statements.": "def g():"}
+    ends = {query: document[:end].splitlines()[-1].strip() for query, (_, end) in asked}
+    assert ends == {"Said in one place.": "return 1", "Four words and more.": "pass",
+                    "Within a class, too.": "pass", "Deep in other statements.": 'return "ä"'}
     gone = "one place", "Four words", "Not this", "Within a", "Nothing but", "Too short", "Deep in"
     assert not any(words in document for words in gone)
     assert "on the line of the def" in document and 'return "ä"' in document
@@ -3005,7 +3011,8 @@ def test_prose_gives_up_some_sentences():
     sentences = [f"The {n}th sentence of this text has a word like w{n * n}." for n in range(200)]
     document, asked = data.retrieval.without_queries("Title, no sentence\n\n" + " ".join(sentences))
     assert 10 < len(asked) < 50
-    for query, at in asked:
+    for query, (at, end) in asked:
+        assert at == end
         after = sentences.index(query) + 1
         assert query not in document
         if sentences[after] in document:
@@ -3034,32 +3041,44 @@ def test_info_nce_is_what_the_loop_says(library):
     model = encoder("bert_rope", vocab_size=task.vocab_size, block_size=64)
     task.begin(model)
     assert (task.kept["negatives"] >= 0).any()
-    x = torch.from_numpy(task.batch("train", 5, rng(0))[0])
-    got = task.loss(model, x, None)
+    B = 120  # more than there are pairs: some come twice
+    x, y = map(torch.from_numpy, task.batch("train", B, rng(0)))
+    got = task.loss(model, x, y)
     q, d, n = x.split((32, 32, 32), 1)
+    has = (n > 0).any(1)
+
+    def again(i, file, start):
+        return file == y[i, 0] and abs(start - y[i, 1]) < 32
     with torch.no_grad():
         q, d, n = (model.embed(part) for part in (q, d, n))
-        total = 0
-        for i in range(5):
-            others = [q[i] @ d[j] for j in range(5)]
-            others += [q[i] @ n[j] for j in range(5) if n[j].abs().sum() > 0]
+        total, left_out = 0, 0
+        for i in range(B):
+            own = [j for j in range(B) if i == j or not again(i, *y[j, :2])]
+            hard = [j for j in range(B) if has[j] and not again(i, *y[j, 2:])]
+            left_out += B - len(own)
             mine = q[i] @ d[i] / 0.05
+            others = [q[i] @ d[j] for j in own] + [q[i] @ n[j] for j in hard]
             total += sum((s / 0.05).exp() for s in others).log() - mine
-            total += sum((q[j] @ d[i] / 0.05).exp() for j in range(5)).log() - mine
-    close(got, total / 10, 1e-5)
+            total += sum((q[j] @ d[i] / 0.05).exp() for j in own).log() - mine
+    assert left_out and i in hard
+    close(got, total / (2 * B), 1e-5)
     with pytest.raises(ValueError, match="a batch of one pair"):
-        task.loss(model, x[:1], None)
+        task.loss(model, x[:1], y[:1])
 
 
 def test_a_hard_negative_is_another_place_of_the_file(library):
     task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=32)
     task.begin(encoder("bert_nope", vocab_size=task.vocab_size))
     chosen = task.kept["negatives"].numpy()
-    at, of = task.pairs["train.at"], task.pairs["train.of"]
+    at, end, of = (task.pairs[f"train.{name}"] for name in ("at", "end", "of"))
     lengths = np.diff(task.pairs["train.documents.starts"])
     known = chosen >= 0
     assert known.mean() > 0.9 and (chosen[known] < lengths[of[known]]).all()
     assert (abs(chosen - at)[known] >= 64).all()
+    task.pairs["train.end"] = np.where(of == 0, lengths[0], end)  # definitions as long as the file
+    task.begin(encoder("bert_nope", vocab_size=task.vocab_size))
+    again = task.kept["negatives"].numpy()
+    assert ((again < at) | (again < 0))[of == 0].all() and (again == chosen)[of > 0].all()
 
 
 def test_ranking_by_a_worked_example():
@@ -3068,9 +3087,12 @@ def test_ranking_by_a_worked_example():
     assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
     assert data.ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
     assert data.ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
-    low, high = data.bootstrap(np.repeat([0.0, 1.0], 200))
+    halves = np.repeat([0.0, 1.0], 200)
+    low, high = data.bootstrap(halves, np.arange(400))
     assert 0.44 < low < 0.46 and 0.54 < high < 0.56
-    assert data.bootstrap(np.ones(9)) == (1, 1)
+    assert data.bootstrap(np.ones(9), np.arange(9) // 3) == (1, 1)
+    low, high = data.bootstrap(halves, np.arange(400) // 20)  # as 20 queries, not 400
+    assert 0.25 < low < 0.35 and 0.65 < high < 0.75
 
 
 def test_bm25_by_a_worked_example():
@@ -3166,13 +3188,18 @@ def test_what_an_encoder_refuses(library, trained):
         assert said in complaint(library, *start, "--corpus", folder)
     (library / "library" / "0.py").write_text("changed = 1\n")
     assert "is not what r" in complaint(library, "eval.py", "r")
+    command(library, "eval.py", "r", "--data", "library", "--lengths", 32)  # named: all the same
+    found = json.loads((library / "r" / "eval.json").read_text())
+    assert found["data"]["corpus"] == str(library / "library")
+    assert "on retrieval only" in complaint(library, "eval.py", "r", "--data", "mlm")
+    assert "too large to search" in complaint(library, *start, "--corpus", "fineweb_edu")
 
 
 def test_pairs_of_the_paper(tmp_path, monkeypatch):
     """MS MARCO's triples to train on, MLDR's long documents to test: small files in their form."""
     passages = [f"Passage {n} says a thing." for n in range(2100)]
-    triples = [dict(query=f"what says {n}?", positive=passages[n], negative=passages[n + 1])
-               for n in range(1040)]
+    triples = [dict(query=f"what says {n % 1020}?", positive=passages[n], negative=passages[n + 1])
+               for n in range(1060)]
     long = [dict(docid=str(n), text=f"Long text {n}. " * 50) for n in range(12)]
     asked = [dict(query_id="1", query="which is long?", positive_passages=[long[3]],
                   negative_passages=[long[5]]) for _ in range(3)]
@@ -3186,14 +3213,16 @@ def test_pairs_of_the_paper(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(data.text, "PREPARED", tmp_path)
     task = data.retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
-    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [40, 1000, 3]
-    x, _ = task.batch("train", 40, rng(0))
+    # 1000 to 1019 and 1020 to 1059, of which all but the last 20 + 20 ask what is held out
+    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [20, 1000, 3]
+    x, y = task.batch("train", 20, rng(0))
+    assert (y[:, 1] == 0).all() and (y[:, 3] == 0).all() and (y[:, 2] != y[:, 0]).all()
     back = np.append([32] * 3, task.kept["vocabulary"].numpy())
     for row in x:
         query, document, negative = (bytes(back[part].tolist()).decode().strip()
                                      for part in np.split(row, (32, 64)))
         n = int(query[10:-1])
-        assert document == passages[n] and negative == passages[n + 1]
+        assert 1000 <= n < 1020 and document == passages[n] and negative == passages[n + 1]
     documents, queries, of, at = task.collection("test", 10**6)
     assert len(documents) == 12 and of.tolist() == [3, 3, 3] and not at.any()
     task.begin(None)  # mines nothing: they are given
@@ -4961,11 +4990,24 @@ def test_two_processes_equal_one(repo):
     flags = ["--model", "cable", "--data", "notes", "--max_iters", 8, "--eval_interval", 4,
              "--no-evaluate", *TINY_FLAGS]
     command(repo, "train.py", *flags, "--out_dir", "out/one")
-    process(repo, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "train.py",
-            *flags, "--out_dir", "out/two")
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 train.py".split()
+    process(repo, *launch, *flags, "--out_dir", "out/two")
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a == pytest.approx(b, abs=1e-4) and len(a) == 8
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
+
+
+@pytest.mark.slow
+def test_encoders_in_two_processes(repo):
+    """Both phases: the tokens that are kept, and the hard negatives, are every process' own."""
+    write_package(repo)
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 train.py".split()
+    flags = [*ENCODER_FLAGS, "--max_iters", 3, "--eval_interval", 3, "--no-evaluate"]
+    process(repo, *launch, "--data", "mlm", *flags, "--out_dir", "out/m")
+    process(repo, *launch, "--data", "retrieval", "--init_from", "out/m", "--query_size", 16,
+            *flags, "--out_dir", "out/r")
+    out, _ = process(repo, "eval.py", "out/r", "--lengths", 32)
+    assert set(losses(repo / "out" / "r")[0]) == {3} and "r  whole" in out
 
 
 @pytest.mark.slow

@@ -293,10 +293,15 @@ def ndcg(places, k=10):
     return np.where(places <= k, 1 / np.log2(1 + places), 0)
 
 
-def bootstrap(values, seed=0, times=1000):
-    """The 95 % interval of the mean of values (Q,), the queries being drawn anew: low, high."""
-    drawn = np.random.default_rng(seed).integers(0, len(values), (times, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
+def bootstrap(values, groups, seed=0, times=1000):
+    """
+    The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
+    drawn anew: the queries of one document are not independent.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    total, size = np.bincount(group, values), np.bincount(group)
+    drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
+    low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
     return float(low), float(high)
 
 

@@ -23,7 +23,7 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +97,8 @@ class Task(text.CutTask):
     def batch(self, split, batch_size, rng):
         """
         -> x (B, query_size + 2 block_size) int64: query, document and hard negative side by side,
-        each padded (all of it, where there is no such negative), and y (B, 1), nothing.
+        each padded (all of it, where there is no such negative), and y (B, 4), where they are: the
+        document and its first token, the negative's and its first token.
         """
         at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
@@ -105,18 +106,21 @@ class Task(text.CutTask):
         # the definition begins in the first half of the window
         start = (at[n] - rng.integers(0, self.block_size // 2 + 1, len(n))).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
-        return np.hstack((queries, documents, self.negatives(split, n))), np.zeros((len(n), 1), int)
+        other, first = self.negatives(split, n)
+        negatives = self.cut(f"{split}.documents", other, first.clip(0), self.block_size)
+        negatives[first < 0] = PAD
+        x = np.hstack((queries, documents, negatives))
+        return x, np.column_stack((of[n], start, other, first))
 
     def negatives(self, split, n):
-        """The hard negatives of pairs n -> (len(n), block_size)."""
-        if self.hard_negatives and "negative" in self.pairs and split == "train":
-            return self.cut("train.documents", self.pairs["negative"][n], 0, self.block_size)
-        if not self.hard_negatives or "negatives" not in self.kept or split != "train":
-            return np.full((len(n), self.block_size), PAD)
-        start = self.kept["negatives"].numpy()[n]
-        of = self.pairs["train.of"][n]
-        found = self.cut("train.documents", of, start.clip(0), self.block_size)
-        return np.where(start[:, None] < 0, PAD, found)
+        """The hard negatives of pairs n: their documents and first tokens, -1 for none."""
+        of, first = self.pairs[f"{split}.of"][n], np.full(len(n), -1)
+        if self.hard_negatives and split == "train":
+            if "negative" in self.pairs:
+                return self.pairs["negative"][n], np.zeros(len(n), int)
+            if "negatives" in self.kept:
+                first = self.kept["negatives"].numpy()[n]
+        return of, first
 
     def cut(self, name, n, start, size):
         """Texts n (N,) of an array, `size` tokens from `start` on -> (N, size) of our tokens."""
@@ -138,7 +142,8 @@ class Task(text.CutTask):
             return torch.cat(found)
         print("choosing a hard negative for each pair", file=sys.stderr)
         model.eval()
-        at, of, T = self.pairs["train.at"], self.pairs["train.of"], self.block_size
+        of, T = self.pairs["train.of"], self.block_size
+        at, end = self.pairs["train.at"], self.pairs["train.end"]
         starts = self.pairs["train.documents.starts"]
         chosen = np.full(len(at), -1)
         for document in np.unique(of):
@@ -148,7 +153,8 @@ class Task(text.CutTask):
             windows = self.cut("train.documents", np.full(len(places), document), places, T)
             queries = self.cut("train.queries", n, 0, self.query_size)
             score = (embed(queries) @ embed(windows).T).numpy()          # (queries, places)
-            score[abs(places - at[n, None]) < 2 * T] = -np.inf           # the answer itself
+            before, after = at[n, None] - 2 * T, np.maximum(at + 2 * T, end)[n, None]
+            score[(before < places) & (places < after)] = -np.inf        # the answer itself
             best = score.argmax(1)
             known = np.isfinite(score.max(1))
             chosen[n[known]] = places[best[known]]
@@ -156,7 +162,10 @@ class Task(text.CutTask):
         self.kept["negatives"] = torch.from_numpy(chosen)
 
     def loss(self, model, x, y):
-        """InfoNCE both ways (van den Oord et al., 2018). Raises ValueError for a single pair."""
+        """
+        InfoNCE both ways (van den Oord et al., 2018). What another pair found at the same place is
+        no negative: it may be as right. Raises ValueError for a single pair.
+        """
         if len(x) < 2:
             raise ValueError("a batch of one pair has nothing to tell its document from: "
                              "--batch_size must be at least 2 for each process")
@@ -165,6 +174,10 @@ class Task(text.CutTask):
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
         score = q @ d.T / self.temperature                               # (B, B and negatives)
+        of, start = (torch.cat((y[:, n], y[some, n + 2])) for n in (0, 1))
+        near = (start[:B, None] - start).abs() < self.block_size
+        same = (of[:B, None] == of) & near
+        score = score.masked_fill(same.fill_diagonal_(False), -torch.inf)
         own = torch.arange(B, device=x.device)
         return (F.cross_entropy(score, own) + F.cross_entropy(score[:, :B].T, own)) / 2
 
@@ -208,9 +221,12 @@ def prepare(corpus, tokenizer):
     """
     -> the corpus' name or absolute path, and its arrays: for every split SPLIT.documents and
     SPLIT.queries, tokens one text after the other, which begin at SPLIT.documents.starts, ...;
-    SPLIT.of and SPLIT.at, the document that answers a query, and the token where the answer begins.
+    SPLIT.of, SPLIT.at and SPLIT.end, the document that answers a query, and the tokens where the
+    answer begins and ends.
     Raises ValueError.
     """
+    if corpus == "fineweb_edu":
+        raise ValueError("fineweb_edu is too large to search: choose packages, msmarco or a folder")
     if corpus == "msmarco":
         folder, source = text.PREPARED / f"msmarco-{tokenizer}", f"{MSMARCO}, {MLDR}"
     else:
@@ -257,28 +273,35 @@ def save(path, arrays):
 
 
 def tokenized(splits, encoding):
-    """{split: (documents, [(query, its document, the character where the answer begins)])}"""
+    """{split: (documents, [(query, its document, the characters of the answer)], negatives)}"""
     size = np.array([len(encoding.decode_single_token_bytes(i)) for i in range(encoding.n_vocab)])
     arrays = {}
     for split, (documents, asked, negative) in splits.items():
-        queries = [query for query, _, _ in asked]
-        tokens = {}
-        for name, texts in dict(documents=documents, queries=queries).items():
-            tokens[name] = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count())
-            lengths = [len(ids) for ids in tokens[name]]
-            arrays[f"{split}.{name}"] = np.array(list(chain(*tokens[name])), np.uint16)
-            arrays[f"{split}.{name}.starts"] = np.cumsum([0, *lengths])
-        at, last = [], None
-        for _, document, character in asked:  # those of one document one after the other
+        for name, texts in dict(documents=documents, queries=[row[0] for row in asked]).items():
+            arrays[f"{split}.{name}"], arrays[f"{split}.{name}.starts"] = encoded(texts, encoding)
+        stream, starts = (arrays[f"{split}.documents{part}"] for part in ("", ".starts"))
+        places, last = [], None
+        for _, document, characters in asked:  # those of one document one after the other
             if document != last:
-                last, ends = document, size[tokens["documents"][document]].cumsum()
-            before = len(documents[document][:character].encode())
-            at.append(np.searchsorted(ends, before, side="right"))
-        arrays[f"{split}.of"] = np.array([document for _, document, _ in asked], int)
-        arrays[f"{split}.at"] = np.array(at, int)
+                last, ends = document, size[stream[starts[document]:starts[document + 1]]].cumsum()
+            before = [len(documents[document][:n].encode()) for n in characters]
+            places.append((document, *np.searchsorted(ends, before, side="right")))
+        of = np.array(places, int).reshape(-1, 3).T
+        arrays |= dict(zip((f"{split}.of", f"{split}.at", f"{split}.end"), of))
         if negative:
             arrays["negative"] = np.array(negative)
     return arrays
+
+
+def encoded(texts, encoding, at_once=1000):
+    """-> the tokens of all texts, one after the other, and where each begins; the last ends."""
+    parts, starts = [np.zeros(0, np.uint16)], [0]
+    for n in range(0, len(texts), at_once):
+        some = texts[n:n + at_once]
+        for ids in encoding.encode_ordinary_batch(some, num_threads=os.cpu_count()):
+            parts.append(np.array(ids, np.uint16))
+            starts.append(starts[-1] + len(ids))
+    return np.concatenate(parts), np.array(starts)
 
 
 def from_documents(corpus):
@@ -294,12 +317,12 @@ def from_documents(corpus):
     splits = {split: ([], [], None) for split in text.SPLITS}
     for split, document, asked in found:
         everything = plain(document)
-        known = [(query, at) for query, at in asked
+        known = [(query, place) for query, place in asked
                  if times[plain(query)] == 1 and plain(query) not in everything]
         documents, queries, _ = splits[split]
         if split == "test":
             known = sorted(known, key=lambda pair: text.name_hash(pair[0]))[:ASKED]
-        queries += [(query, len(documents), at) for query, at in known]
+        queries += [(query, len(documents), place) for query, place in known]
         if known or split == "test":  # there also to be told from the others
             documents.append(document)
     return splits
@@ -310,7 +333,7 @@ def plain(words):
 
 
 def without_queries(document):
-    """A document -> itself without its queries, and [(query, the character it belongs to)]."""
+    """A document -> itself without its queries, and [(query, the characters of its answer)]."""
     document = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     try:
         with warnings.catch_warnings():
@@ -336,11 +359,12 @@ def without_docstrings(document, tree):
         out.update(range(first, last + 1))
         query = " ".join(said.split("\n\n")[0].split())
         if len(query.split()) >= WORDS and len(node.body) > 1:
-            found.append((query, node.lineno - 1))
+            found.append((query, node.lineno - 1, node.end_lineno))
     kept = [0 if n in out else len(line) + 1 for n, line in enumerate(lines)]
     starts = np.cumsum([0, *kept])
     text = "\n".join(line for n, line in enumerate(lines) if n not in out)
-    return text, [(query, int(starts[line])) for query, line in found]
+    places = [(query, (int(starts[line]), int(starts[end]))) for query, line, end in found]
+    return text, places
 
 
 def definitions(node):
@@ -360,7 +384,7 @@ def without_sentences(document):
         chosen = text.name_hash(sentence)[0] % SENTENCES == 0 and sentence.endswith((".", "!", "?"))
         if chosen and len(sentence.split()) >= 2 * WORDS:
             part = part[:len(part) - len(part.lstrip())]
-            found.append((sentence, length + len(part)))
+            found.append((sentence, (length + len(part), length + len(part))))
         parts.append(part)
         length += len(part)
     return "".join(parts), found
@@ -386,15 +410,19 @@ def msmarco():
             known[passage] = len(known)
             splits[split][0].append(passage)
         return known[passage]
-    rows = text.hub(MSMARCO, "triplet-hard", split="train")
+    rows, held_out = text.hub(MSMARCO, "triplet-hard", split="train"), set()
     for row in islice(rows, HELD_OUT + SAMPLES):
         split = "train" if len(splits["val"][1]) == HELD_OUT else "val"
-        splits[split][1].append((row["query"], number(split, row["positive"]), 0))
+        if split == "val":
+            held_out.add(row["query"])
+        elif row["query"] in held_out:
+            continue
+        splits[split][1].append((row["query"], number(split, row["positive"]), (0, 0)))
         if split == "train":
             splits[split][2].append(number(split, row["negative"]))
     for row in text.hub(MLDR, "corpus-en", split="corpus"):
         number("test", row["text"])
     for row in text.hub(MLDR, "en", split="test"):
         passage = row["positive_passages"][0]["text"]
-        splits["test"][1].append((row["query"], number("test", passage), 0))
+        splits["test"][1].append((row["query"], number("test", passage), (0, 0)))
     return splits
