@@ -402,8 +402,8 @@ def print_list(line):
 
 READINGS = dict(
     whole="one vector of all that it may read", windows="the best window of the training length",
-    bm25="BM25", whole_bm25="the sum of the ranks by whole and by BM25",
-    windows_bm25="the sum of the ranks by windows and by BM25")
+    bm25="BM25", whole_bm25="the reciprocal ranks by whole and by BM25, added",
+    windows_bm25="the reciprocal ranks by windows and by BM25, added")
 
 
 def window_scores(run, documents, queries, T, device, context):
@@ -503,15 +503,15 @@ def search(run, task, documents, queries, of, bm25, device, context):
             print(f"  {run.name}: {e}")
         for name in ("whole", "windows"):
             if name in found:
-                found[f"{name}_bm25"] = -by_rank(found[name]) - by_rank(bm25[L])
+                found[f"{name}_bm25"] = reciprocal_rank(found[name]) + reciprocal_rank(bm25[L])
         for reading, score in found.items():
             places[reading][L] = data.ranks(score, of)
     return places
 
 
-def by_rank(scores):
-    """Scores (Q, N) -> (Q, N) the place of each document."""
-    return (-scores).argsort(1, kind="stable").argsort(1)
+def reciprocal_rank(scores):
+    """Scores (Q, N) -> (Q, N), 1 / (60 + the document's place) (Cormack et al., 2009)."""
+    return 1 / (61 + (-scores).argsort(1, kind="stable").argsort(1))
 
 
 def by_evidence(places, at, T):

@@ -3087,6 +3087,8 @@ def test_ranking_by_a_worked_example():
     assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
     assert data.ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
     assert data.ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
+    got = evaluation.reciprocal_rank(np.array([[0.1, 0.9, 0.5]]))
+    assert got.tolist() == [[1 / 63, 1 / 61, 1 / 62]]
     halves = np.repeat([0.0, 1.0], 200)
     low, high = data.bootstrap(halves, np.arange(400))
     assert 0.44 < low < 0.46 and 0.54 < high < 0.56

@@ -4,17 +4,17 @@ Text, from a known corpus or from your own file or folder, as one long stream of
     python data/text.py NAME [--tokenizer gpt2] [--max_tokens N]     prepare it (train.py does, too)
 
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
-    packages     the same, and the source of torch, numpy and matplotlib: 62 MB, split by package
+    packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
     shakespeare  the complete plays in one file, 1.1 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
 
 Every document follows an end-of-text token. Train, val and test never share a document, those of
-packages no package (`collections`, `torch`, ...); only where
-there are fewer than three, or holding some out leaves less than half of the text to train on, is it
-cut by position: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16:
-meta.json says what they are, and a folder beside it, named by their sha256, has a file per split.
+packages no package (`collections`, `torch`, ...). Only where there are fewer than three, or holding
+some out leaves less than half of the text to train on, is it cut by position: 90 %, 5 %, 5 %.
+Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16: meta.json says what they are, and a
+folder beside it, named by their sha256, has a file per split.
 """
 import argparse
 import hashlib
@@ -63,7 +63,8 @@ SOURCES = dict(  # what identifies the version of a corpus that is downloaded
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT",
 )
 CORPORA = ("stdlib", "packages", *SOURCES)
-PACKAGES = ("torch", "numpy", "matplotlib")  # with requirements.txt, on every machine
+# what requirements.txt brings to every machine
+PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "mpmath")
 
 # sizes and training of the paper (CABLE, section 4.2; d = 64), 2^19 tokens a step
 LARGE = dict(
