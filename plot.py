@@ -634,7 +634,8 @@ def swarms(ax, panel, metric, colors):
             if len(ys):
                 ends = [n + side - 0.17, n + side + 0.17]
                 ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6)
-    ax.set_xticks(range(len(panel["schemes"])), panel["schemes"])
+    crowded = dict(rotation=30, ha="right") if len(panel["schemes"]) > 4 else {}
+    ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], **crowded)
     first, last = panel["at"]
     where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
     ax.set_title(f"{panel['name']}\nat {where}")
