@@ -5,6 +5,7 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
     python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
     python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step?
     python maps.py reach out/cable-stdlib-nano --length 2048    how far does each head look?
+    python maps.py counts out/{cope,tra}-flipflop-nano    what does each head count?
     python maps.py play out/{fox,tra}-flipflop-nano --length 64 256    a page to play with
 
 attention: for every query (down) and key (across) what the model file's `literal` says: the
@@ -12,7 +13,8 @@ attention; the step that the key counts as; its distance, the steps from the key
 the position, exp(bias), the row's largest 1: what attention would be if all contents were alike.
 --kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
 in the head that looks the hardest, one model below the other. reach: the share of the attention
-that lies on the last n tokens, for every n, mean over the second half of a test sequence. play: the
+that lies on the last n tokens, for every n, mean over the second half of a test sequence. counts:
+the mean step of every kind of token, as the queries see it whose answer is scored. play: the
 numbers of steps, but for every query, in one HTML file that needs no network: play.html, filled.
 """
 import argparse
@@ -21,7 +23,7 @@ import itertools
 import json
 import sys
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import matplotlib
@@ -34,7 +36,7 @@ from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 
 import data  # noqa: E402
 import runs  # noqa: E402
-from data.text import encode, get_encoding  # noqa: E402
+from data.text import encode, get_encoding, labels_of  # noqa: E402
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
                      "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
@@ -42,6 +44,7 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font
 REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
 KINDS = ("attention", "step", "distance", "position", "qk", "bias")
 # in a page: the units in 1, what stands for a number that is not finite, and what is too large
+MOST_KINDS = 12  # of tokens in a figure
 UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
 NOT_FINITE = -2**31
 PAGE_LIMIT = 2_000_000  # bytes
@@ -123,11 +126,7 @@ def prompt(path, config, args):
     encoding = get_encoding(config["tokenizer"])
     text = args.prompt or "def length(x):\n    return len(x)\n"
     ids = encode(encoding, [text.encode()])[0].tolist()[:args.length or None]
-    labels = []
-    for i in ids:
-        said = repr(encoding.decode([i]))[1:-1]
-        labels.append("·" if i == encoding.eot_token else said)
-    return torch.tensor([ids]), labels
+    return torch.tensor([ids]), labels_of(encoding, ids)
 
 
 def load(path):
@@ -273,30 +272,49 @@ def steps_legend(fig):
 
 
 def reach(args):
-    """One panel per layer: how much of each head's attention lies within so many tokens."""
-    path, model, config = load(args.run)
-    T = args.length or config["block_size"]
-    task = runs.make_task(config | dict(block_size=T))
+    """A row per run, a panel per layer: how much of each head's attention is on so many tokens."""
+    found = []
+    for run in args.runs or [None]:
+        path, model, config = load(run)
+        x, _, _ = next(drawn(config, args, 1))
+        found.append((config, x, look(model, torch.from_numpy(x))))
+    columns = max(len(layers) for _, _, layers in found)
+    size = 2.6 * columns + 1, 2.6 * len(found) + 0.4
+    fig, axes = plt.subplots(len(found), columns, figsize=size, sharex="row", sharey=True,
+                             squeeze=False, layout="constrained")
+    for row, (config, x, layers) in zip(axes, found):
+        trained = config["block_size"]
+        print(f"{config['model']}: {x.shape[1]:,} tokens, trained on {trained:,}")
+        for layer, (ax, parts) in enumerate(zip(row, layers)):
+            shares = within(abs(parts["attention"]))
+            for head, share in enumerate(shares):
+                ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
+            ax.set(xscale="log", title=f"{config['model']}, layer {layer}", ylim=(0, 1.03))
+            ax.grid(alpha=0.3)
+            if shares.shape[1] > trained:
+                ax.axvline(trained, color="gray", ls=":", lw=1)
+                rest = " ".join(f"{abs(100 - 100 * s[trained - 1]):5.1f}" for s in shares)
+                print(f"  layer {layer}, % of each head's attention farther back: {rest}")
+        row[0].set_ylabel("share of the attention")
+    for ax in axes[-1]:
+        ax.set_xlabel("last n tokens")
+    axes[0][-1].legend(fontsize=8)
+    folder = path.parent if len(found) == 1 else runs.ROOT / "out"
+    runs.write_figure(fig, args.out or folder / "reach.png")
+
+
+def drawn(config, args, times):
+    """So many sequences of a run's own task or text -> x (1, T), the labels of its tokens, y."""
+    task = runs.make_task(config | dict(block_size=args.length or config["block_size"]))
     split = args.split or task.splits[-1]
     if split not in task.splits:
         runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
-    x, _ = task.batch(split, 1, np.random.default_rng(args.seed))
-    if x.ndim != 2 or x.shape[1] < 2:
-        runs.fail(f"reach needs a sequence of two tokens or more, {config['data']} gave "
-                  f"{' x '.join(map(str, x.shape[1:]))}")
-    layers = look(model, torch.from_numpy(x))
-    fig, axes = plt.subplots(1, len(layers), figsize=(2.6 * len(layers) + 1, 3), sharey=True,
-                             squeeze=False, layout="constrained")
-    for layer, (ax, parts) in enumerate(zip(axes[0], layers)):
-        for head, share in enumerate(within(abs(parts["attention"]))):
-            ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
-        ax.set(xscale="log", xlabel="last n tokens", title=f"layer {layer}", ylim=(0, 1.03))
-        ax.grid(alpha=0.3)
-    axes[0][0].set_ylabel("share of the attention")
-    axes[0][-1].legend(fontsize=8)
-    fig.suptitle(f"How far {config['model']} looks: {x.shape[1]:,} tokens, trained on "
-                 f"{config['block_size']:,}", fontsize=11)
-    runs.write_figure(fig, args.out or path.parent / "reach.png")
+    for n in range(times):
+        x, y = task.batch(split, 1, np.random.default_rng([args.seed, n]))
+        if x.ndim != 2 or x.shape[1] < 2:
+            runs.fail(f"{args.kind} needs a sequence of two tokens or more, {config['data']} gave "
+                      f"{' x '.join(map(str, x.shape[1:]))}")
+        yield x, task.show(x[0]), y
 
 
 def within(attention):
@@ -309,6 +327,63 @@ def within(attention):
     near = np.stack([attention[:, i, i - n + 1:i + 1][:, ::-1] for i in range(T - n, T)])
     total = attention[:, T - n:].sum(-1).mean(-1, keepdims=True)
     return near.mean(0).cumsum(-1) / np.maximum(total, 1e-9)
+
+
+def counts(args):
+    """A row per run, a panel per layer: the mean step of every kind of token, head by head."""
+    found = []
+    for run in args.runs:
+        path, model, config = load(run)
+        kinds, means = steps_by_kind(model, config, args)
+        found.append((f"{config['model']}, seed {config['seed']}", kinds, means))
+    columns, rows = (max(len(each) for each in part) for part in list(zip(*found))[:0:-1])
+    H = found[0][2].shape[1]
+    size = columns * (0.5 * H + 0.7) + 1, len(found) * (0.24 * rows + 0.7)
+    fig, axes = plt.subplots(len(found), columns, figsize=size, squeeze=False, sharey="row",
+                             layout="constrained")
+    for row, (name, kinds, means) in zip(axes, found):
+        for layer, (ax, mean) in enumerate(zip(row, means)):   # mean (H, kinds)
+            ax.imshow(mean.T, cmap="viridis", vmin=0, vmax=means.max(), aspect="auto")
+            ax.set_title(f"layer {layer}", fontsize=9)
+            ax.set_xticks(range(len(mean)), [f"head {n}" for n in range(len(mean))], fontsize=7)
+            for (head, kind), value in np.ndenumerate(mean):
+                color = "black" if value > 0.6 * means.max() else "white"
+                ax.text(head, kind, f"{value:.2f}", ha="center", va="center", fontsize=7,
+                        color=color)
+        row[0].set_yticks(range(len(kinds)), kinds, fontsize=8)
+        row[0].set_ylabel(name)
+    folder = path.parent if len(found) == 1 else runs.ROOT / "out"
+    runs.write_figure(fig, args.out or folder / "counts.png")
+
+
+def steps_by_kind(model, config, args):
+    """-> the commonest kinds of tokens, and their mean steps (layers, H, kinds)."""
+    total, times = defaultdict(float), Counter()
+    for x, labels, y in drawn(config, args, args.sequences):
+        layers = look(model, torch.from_numpy(x))
+        if "step" not in layers[0]:
+            runs.fail(f"{config['model']} counts nothing: its file says of no step")
+        seen = np.tri(x.shape[1], dtype=bool) & (y[0] != -1)[:, None]               # (T, T)
+        steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
+        if runs.kind_of(config) == "text":
+            labels = map(sort_of, labels)
+        for kind, step, queries in zip(labels, np.moveaxis(steps, -1, 0), seen.sum(0)):
+            total[kind] += step                                                     # (layers, H)
+            times[kind] += queries
+    kinds = sorted(kind for kind, queries in times.most_common(MOST_KINDS) if queries)
+    return kinds, np.stack([total[kind] / times[kind] for kind in kinds], -1)
+
+
+def sort_of(label):
+    """What sort of token of a text it is."""
+    word = label.strip()
+    if "\\n" in word:
+        return "line end"
+    if word in ("", "\\t"):
+        return "space"
+    if word.isidentifier():
+        return "letters"
+    return "digits" if word.isdigit() else "signs"
 
 
 # -----------------------------------------------------------------------------
@@ -420,7 +495,11 @@ def main(argv=None):
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
     p = kinds.add_parser("reach", help="how far each head looks")
     p.set_defaults(figure=reach)
-    p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
+    p.add_argument("runs", nargs="*", help="run folders or checkpoints; default: the newest")
+    p = kinds.add_parser("counts", help="what each head counts: the mean step of kinds of tokens")
+    p.set_defaults(figure=counts)
+    p.add_argument("runs", nargs="+", help="run folders or checkpoints")
+    p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")
     p = kinds.add_parser("play", help="an HTML page: drag a query along strings, several models")
     p.set_defaults(figure=play)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task or of text")
@@ -428,17 +507,19 @@ def main(argv=None):
                    help="of every layer; default: the one that looks the hardest at one key")
     for name, p in kinds.choices.items():
         several = dict(nargs="+") if name == "play" else {}  # every split in every length
-        if name != "reach":
+        if name not in ("reach", "counts"):
             p.add_argument("--prompt", **several, help="text models: what to read")
         p.add_argument("--split", **several, help="task models: where the sequence comes from")
         p.add_argument("--length", type=int, default=[0] if several else 0, **several,
                        help="tokens; default: as in training, or the whole prompt")
-        p.add_argument("--seed", type=int, default=0, help="task models: which sequence")
+        p.add_argument("--seed", type=int, default=0, help="which sequence of a task or split")
         p.add_argument("--out", help="the page to write, .html" if several else
                        "the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser, argv)
     if args.seed < 0 or np.min(args.length) < 0:
         runs.fail("--seed and --length must be 0 or more")
+    if getattr(args, "sequences", 1) < 1:
+        runs.fail("--sequences must be at least 1")
     args.figure(args)
 
 

@@ -5501,8 +5501,39 @@ def test_maps_of_reach(home, trained):
     for run in ("tra", "learned"):
         out, _ = command(home, "maps.py", "reach", trained / run, "--length", 12, "--out", "r.png")
         assert "drew r.png" in out and is_png(home / "r.png")
+    out, _ = command(home, "maps.py", "reach", trained / "cable", trained / "learned", "--out",
+                     "r.png", "--length", 16)
+    assert out.count("tokens, trained on") == 2 and is_png(home / "r.png")
     said = complaint(home, "maps.py", "reach", trained / "cable", "--length", 1)
     assert "reach needs a sequence of two tokens or more" in said
+
+
+def test_maps_of_what_heads_count(home, trained):
+    """The mean step of every symbol, at scored queries; of text, of every sort of token."""
+    path, model, config = maps.load(trained / "tra")
+    args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5, kind="counts")
+    kinds, means = maps.steps_by_kind(model, config, args)
+    assert kinds == ["0", "1", "i", "r", "w"] and means.shape == (1, 2, 5)
+    task = runs.make_task(config | dict(block_size=12))
+    total, times = np.zeros((2, 5)), np.zeros(5)
+    for n in range(5):
+        x, y = task.batch(task.splits[-1], 1, np.random.default_rng([3, n]))
+        step = maps.look(model, torch.from_numpy(x))[0]["step"]
+        for i, j in zip(*np.tril_indices(x.shape[1])):
+            if y[0, i] != -1:
+                kind = kinds.index(task.show(x[0])[j])
+                total[:, kind] += step[:, i, j]
+                times[kind] += 1
+    assert times.min() > 0 and np.allclose(means[0], total / times, atol=1e-6)
+    assert [maps.sort_of(label) for label in ("\\n", "  ", "·", " def", "_", "7", "\\t", "+=")] == [
+        "line end", "space", "signs", "letters", "letters", "digits", "space", "signs"]
+    with pytest.raises(SystemExit, match="counts nothing"):
+        maps.steps_by_kind(make("diff"), config, args)
+    command(home, "maps.py", "counts", trained / "tra", trained / "cable", "--sequences", 2,
+            "--out", "c.png")
+    assert is_png(home / "c.png")
+    said = complaint(home, "maps.py", "counts", trained / "tra", "--sequences", 0)
+    assert "--sequences must be at least 1" in said
 
 
 def test_maps_of_a_task_and_of_text(trained, home):

@@ -121,6 +121,9 @@ class Task(tasks.Task):
         """The stream of a split, (N,) uint16."""
         return self.streams[split]
 
+    def show(self, x):
+        return labels_of(get_encoding(self.tokenizer), x)
+
     def batch(self, split, batch_size, rng):
         """Random windows of a split -> x, y (batch_size, block_size) int64, y the next tokens."""
         stream = self.streams[split]
@@ -152,6 +155,15 @@ def get_encoding(name):
     except OSError as e:  # requests' errors are OSErrors
         raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
                          "once, or use --tokenizer bytes, which needs no download") from e
+
+
+def labels_of(encoding, ids):
+    """Tokens as labels for figures: \\n is a line end, a dot the end of a text."""
+    labels = []
+    for token in ids:
+        said = repr(encoding.decode([int(token)]))[1:-1]
+        labels.append("·" if token == encoding.eot_token else said)
+    return labels
 
 
 def encode(encoding, documents):
