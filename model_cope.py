@@ -30,7 +30,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
+ROWS = 64  # query rows at a time, ten matrices each: memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -75,12 +75,11 @@ def literal(q, k, v, pos_emb, gate_keys=None):
 
 
 def interpolate(z, p):
-    """z (..., n, P) at the fractional positions p (..., n, m) in [0, P - 1] -> (..., n, m)."""
-    low = p.detach().floor()
-    last = z.size(-1) - 1
-    index = low.long().clamp(0, last)  # a NaN, of a run that diverged, must not become an address
-    a, b = z.gather(-1, index), z.gather(-1, (index + 1).clamp(max=last))
-    return torch.lerp(a.to(p.dtype), b.to(p.dtype), p - low)
+    """z (..., n, P) at fractional positions min(p, P - 1), p (..., n, m) >= 0 -> (..., n, m)."""
+    z = z.to(p.dtype)
+    slope = F.pad(z.diff(dim=-1), (0, 1))  # from one position to the next; none beyond the last
+    low = p.detach().long().clamp(0, z.size(-1) - 1)  # 0 for the NaNs of a run that diverged
+    return torch.addcmul(z.gather(-1, low), slope.gather(-1, low), p - low.to(p.dtype))
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
@@ -91,8 +90,9 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     Returns (B, H, Tq, d).
     """
     Tq, Tk, d, P = q.size(2), k.size(2), q.size(3), pos_emb.size(1)
-    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    gate_keys = k if gate_keys is None else gate_keys.flip(2)
+    k, v = k.flip(2) / math.sqrt(d), v.flip(2)  # nearest key first: cumsum counts
+    if gate_keys is not None:
+        gate_keys = gate_keys.flip(2) / math.sqrt(d)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
@@ -100,22 +100,25 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
         here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device).flip(0)
+        seen = (j <= i).to(float_type)                                      # (rows, end)
+        qk = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type)
         n = 4 * ROWS  # keys to count over: a guess, doubled until every row has reached P - 1
         while True:
-            near = gate_keys[:, :, keys][:, :, :n]
-            s = (q[:, :, here] @ near.transpose(-1, -2)).to(float_type)
-            p = ((s / math.sqrt(d)).sigmoid() * (j[:n] <= i)).cumsum(-1)    # (B, H, rows, n)
+            gates = qk[..., :n]
+            if gate_keys is not None:
+                near = gate_keys[:, :, keys][:, :, :n]
+                gates = (q[:, :, here] @ near.transpose(-1, -2)).to(float_type)
+            p = (gates.sigmoid() * seen[:, :n]).cumsum(-1)                  # (B, H, rows, n)
             if n >= end or p[..., -1].detach().amin() >= P - 1:  # the farthest counted key's p
                 break
             n *= 2
         z = q[:, :, here] @ pos_emb.to(q.dtype)                             # (B, H, rows, P)
-        bias = interpolate(z, p.clamp(max=P - 1))
+        bias = interpolate(z, p)
         if n < end:  # all keys further left are P - 1 steps away
             far = z[..., P - 1:].to(bias.dtype).expand(*z.shape[:3], end - n)
             bias = torch.cat((bias, far), -1)
-        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, keys], v[:, :, keys], attn_mask=mask))
+        a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
+        y.append(a.to(v.dtype) @ v[:, :, keys])
     return torch.cat(y[::-1], dim=2)
 
 

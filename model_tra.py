@@ -83,11 +83,14 @@ def tra_attention(q, k, v, log_decay):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device).flip(0)
         s = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(log_decay.dtype)
-        M = (s > 0) & (j <= i)                                              # (B, H, rows, end)
-        C = M.cumsum(-1, dtype=s.dtype)                                     # exact below 2^24
+        threshold = torch.where(j <= i, 0.0, math.inf)  # that later keys do not reach
+        M = (s > threshold).to(s.dtype)                                     # (B, H, rows, end)
+        C = M.cumsum(-1)                                                    # exact below 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
-        a = torch.where(M, a, -1e30).softmax(-1)  # not -inf: NaN rows would reach the gradients
-        y.append(torch.where(C[..., -1:] > 0, a.to(v.dtype) @ v[:, :, keys], 0))
+        # not torch.where: a CPU would guess at every key; not -inf: no survivor would be NaN
+        a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
+        some = (C[..., -1:] > 0).to(v.dtype)                                # survivors, or none
+        y.append(some * (a.to(v.dtype) @ v[:, :, keys]))
     return torch.cat(y[::-1], dim=2)
 
 

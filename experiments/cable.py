@@ -252,9 +252,9 @@ SECTIONS = {
             "One run, 200 windows of the test split. Many heads take their largest step at the end "
             "of a line or at a space: they forget by lines and by words, not by letters. So it was "
             "in two more runs, half as long, at other learning rates.",
-            "Layer 2's head 2 has steps at line ends and hardly any elsewhere: it counts lines, and "
-            "is the head that looks farthest, with 35 % of its attention beyond the 256 tokens of "
-            "training. In the two other runs no head did that: those that look farthest take hardly "
-            "any step at all.",
+            "Layer 2's head 2 has steps at line ends and hardly any elsewhere: it counts lines, "
+            "and is the head that looks farthest, with 35 % of its attention beyond the 256 tokens "
+            "of training. In the two other runs no head did that: those that look farthest take "
+            "hardly any step at all.",
         ]),
 }
