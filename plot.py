@@ -204,8 +204,8 @@ def length_axis(ax, lengths):
 
 def lengths(args):
     """
-    Perplexity by length (left), in windows that overlap by half where there are such (middle), and
-    loss by position in the longest window (right).
+    Perplexity by length, if there are several (left), in windows that overlap by half where there
+    are such (middle), and loss by position in the longest window (right).
     """
     data, groups = read(args.json, text_runs)
     for model in args.models or []:
@@ -219,6 +219,8 @@ def lengths(args):
     if any("strided" in lines for lines in groups.values()):
         titles["strided"] = (f"{data['strided_tokens']:,} tokens, each with half a window\n"
                              "or more to look back on")
+    if len(data["lengths"]) == 1:  # a dot for each would say no more than the numbers
+        titles = {}
     fig, axes = panels(len(titles) + 1, 5.2, 4.4, sharey=False)
     *by_length, right = axes[0]
     for ax, title in zip(by_length, titles.values()):

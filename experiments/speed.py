@@ -16,22 +16,28 @@ TARGETS = {
 SECTIONS = {
     "bench.cpu": dict(
         about="Speed and memory of whole models at nano size",
-        commands=["python bench.py train decode generate",
+        commands=["python bench.py train decode --repeats 7",
                   "python bench.py memory --out memory.json  # the last column"],
         json=["bench.cpu.json"],
         reads=[
             "nope is torch's own scaled_dot_product_attention and nothing else; the models took "
             "turns in one run, so that a noisy machine disturbs all alike. Decoding is one token "
             "after 4,096; peak memory is that of eval.py on one window of 16,384 tokens, without "
-            "a T x T matrix.",
-            "Generate: 2,048 tokens written by CABLE over its cache, and by running the whole text "
-            "again for every token.",
+            "a T x T matrix. It was measured earlier, on an AMD EPYC.",
             "K-CABLE, t5, kerple, fire and relative need a gradient through their bias, which "
-            "torch's fused CPU attention does not give: they train slower. On the CPU CABLE ran "
-            "inside that attention, with one more key column. On a GPU without Triton, or with "
-            "--kernel off, it takes 128 query rows at a time, with the bias as a mask: memory "
+            "torch's fused CPU attention does not give: they train slower. On the CPU CABLE and "
+            "FoX run inside that attention (kernels/cpu.py). On a GPU without Triton, or with "
+            "--kernel off, they take 128 query rows at a time, with the bias as a mask: memory "
             "stays linear in T when evaluating, but training stores the rows' biases.",
+            "TRA and CoPE have no fused attention on a CPU: every step of theirs is a pass over "
+            "the matrix of logits, forward and backward. CoPE is 1.6 times as fast with "
+            "`--compile on`, where there is a C++ compiler; TRA is not. Diff runs two maps, and "
+            "RoPE four times a layer.",
         ]),
+    "bench.generate.cpu": dict(
+        about="2,048 tokens written by CABLE over its cache, and by running the whole text again "
+              "for every token",
+        json=["bench.generate.cpu.json"]),
     "bench.memory.cpu": dict(
         about="Peak memory of eval.py on one window of 16,384 tokens, the methods that came later",
         json=["bench.memory.cpu.json"],

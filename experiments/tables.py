@@ -149,12 +149,17 @@ def text_table(result):
                 if n in at:
                     there = at.index(n) < len(theirs)
                     cells.append(f"{theirs[at.index(n)]:.2f}" if there else "-")
-            far = [p[last] / p[first] for p in known if last in p]
-            cells.append(f"{statistics.mean(far):.3f}" if far else "-")
-            cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
+            if len(lengths) > 1:
+                far = [p[last] / p[first] for p in known if last in p]
+                cells.append(f"{statistics.mean(far):.3f}" if far else "-")
+            if published:
+                cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
             rows.append([label, len(known), *cells])
-    ratio = f"{lengths[-1]:,} / {T:,}"
-    text = markdown(["model", "seeds", *heads, ratio, "paper: 15,360 / 1,024"], rows)
+    if len(lengths) > 1:
+        heads.append(f"{lengths[-1]:,} / {T:,}")
+    if published:
+        heads.append("paper: 15,360 / 1,024")
+    text = markdown(["model", "seeds", *heads], rows)
     if "strided_tokens" in result:
         text += ("\n\nStrided: windows that overlap by half, of which only the second half is "
                  f"scored, {result['strided_tokens']:,} tokens, the same at every length: each has "
