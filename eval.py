@@ -439,15 +439,15 @@ def evaluate_pairs(args, loaded, device, context, words):
     first, split = loaded[0], args.split or "test"
     for run in loaded:
         for name in ("data", "corpus", "tokenizer", "block_size", "query_size"):
-            if run.config[name] != first.config[name]:
+            if run.config[name] != first.config[name] and not (name == "corpus" and args.data):
                 runs.fail(f"{run.path} was trained with {name}={run.config[name]}, {first.path} "
                           f"with {name}={first.config[name]}: score them one by one")
         if not args.data:
             runs.check_text(run.path, run.checkpoint)
     other = dict(corpus=args.data) if args.data else {}
     tasks = [runs.make_task(run.config | other, run.checkpoint["kept"]) for run in loaded]
-    for run, task in zip(loaded, tasks):
-        if not args.data:
+    if not args.data:
+        for run, task in zip(loaded, tasks):
             runs.check_source(run.path, run.checkpoint, task)
     check_split(split, tasks[0])
     lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
@@ -501,9 +501,10 @@ def search(run, task, documents, queries, of, bm25, device, context):
             found["whole"] = vectors @ whole.T
         except ValueError as e:  # an encoding that ends
             print(f"  {run.name}: {e}")
+        lexical = reciprocal_rank(bm25[L])
         for name in ("whole", "windows"):
             if name in found:
-                found[f"{name}_bm25"] = reciprocal_rank(found[name]) + reciprocal_rank(bm25[L])
+                found[f"{name}_bm25"] = reciprocal_rank(found[name]) + lexical
         for reading, score in found.items():
             places[reading][L] = data.ranks(score, of)
     return places
@@ -582,7 +583,7 @@ def parse(argv):
     add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
     add("--queries", type=int, help="search: how many queries to ask (default: 1000)")
     add("--split", help="default: test on text and in a search, every test split of a task")
-    add("--data", help="another corpus, file or folder than the runs were trained on")
+    add("--data", help="text or search: another corpus, file or folder than the run's own")
     add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
                       "run's folder, out/eval for several runs")
     add("--seed", type=int, default=1337,
@@ -604,14 +605,20 @@ def main(argv=None):
 
     if args.data == "":
         runs.fail("--data needs a value")
+    kind = runs.kind_of(loaded[0].config)
     for run in loaded:
         name = run.config["data"]
+        if runs.kind_of(run.config) != kind:
+            runs.fail(f"{loaded[0].path} was trained on {KINDS[kind]}, {run.path} on {name}: "
+                      "score them one by one")
+        if kind == "pairs" and args.data == name:  # its --data is a corpus
+            args.data = None
         other = args.data or name
-        reads_text = runs.kind_of(run.config) in ("text", "pairs")
-        if other != name and not (reads_text and find_task(other).kind == "text"):
+        if other == name or kind == "pairs":
+            continue
+        if not (kind == find_task(other).kind == "text"):
             runs.fail(f"{run.path} was trained on {name}, not on {other}: "
                       f"it can be scored on {name} only")
-    kind = runs.kind_of(loaded[0].config)
     sizes = dict(text=("tokens", "strided"), symbols=("sequences",), pairs=("queries",))
     for other, flags in sizes.items():
         for flag in flags:

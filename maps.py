@@ -43,8 +43,8 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font
 
 REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
 KINDS = ("attention", "step", "distance", "position", "qk", "bias")
-# in a page: the units in 1, what stands for a number that is not finite, and what is too large
 MOST_KINDS = 12  # of tokens in a figure
+# in a page: the units in 1, what stands for a number that is not finite, and what is too large
 UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
 NOT_FINITE = -2**31
 PAGE_LIMIT = 2_000_000  # bytes
@@ -227,9 +227,7 @@ def steps(args):
         strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
     fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
     steps_legend(fig)
-    folder = path.parent if len(args.runs) == 1 else runs.ROOT / "out"
-    folder.mkdir(exist_ok=True)
-    runs.write_figure(fig, args.out or folder / "steps.png")
+    runs.write_figure(fig, args.out or figure_of(path, lanes, "steps.png"))
 
 
 def same_tokens(known, own):
@@ -276,7 +274,7 @@ def reach(args):
     found = []
     for run in args.runs or [None]:
         path, model, config = load(run)
-        x, _, _ = next(drawn(config, args, 1))
+        x, _, _ = next(drawn(config, args, 1))  # x, y, task
         found.append((config, x, look(model, torch.from_numpy(x))))
     columns = max(len(layers) for _, _, layers in found)
     size = 2.6 * columns + 1, 2.6 * len(found) + 0.4
@@ -291,20 +289,28 @@ def reach(args):
                 ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
             ax.set(xscale="log", title=f"{config['model']}, layer {layer}", ylim=(0, 1.03))
             ax.grid(alpha=0.3)
-            if shares.shape[1] > trained:
+            if shares.shape[1] >= trained:  # from sequences of twice that length on
                 ax.axvline(trained, color="gray", ls=":", lw=1)
-                rest = " ".join(f"{abs(100 - 100 * s[trained - 1]):5.1f}" for s in shares)
+                rest = " ".join(f"{max(0, 100 - 100 * s[trained - 1]):5.1f}" for s in shares)
                 print(f"  layer {layer}, % of each head's attention farther back: {rest}")
+        for ax in row[len(layers):]:
+            ax.axis("off")
         row[0].set_ylabel("share of the attention")
+        row[0].legend(fontsize=8)
     for ax in axes[-1]:
         ax.set_xlabel("last n tokens")
-    axes[0][-1].legend(fontsize=8)
+    runs.write_figure(fig, args.out or figure_of(path, found, "reach.png"))
+
+
+def figure_of(path, found, name):
+    """Where a figure goes: into the run's folder, that of several runs into out/."""
     folder = path.parent if len(found) == 1 else runs.ROOT / "out"
-    runs.write_figure(fig, args.out or folder / "reach.png")
+    folder.mkdir(exist_ok=True)
+    return folder / name
 
 
 def drawn(config, args, times):
-    """So many sequences of a run's own task or text -> x (1, T), the labels of its tokens, y."""
+    """So many sequences of a run's own task or text -> x, y (1, T), the task."""
     task = runs.make_task(config | dict(block_size=args.length or config["block_size"]))
     split = args.split or task.splits[-1]
     if split not in task.splits:
@@ -314,7 +320,7 @@ def drawn(config, args, times):
         if x.ndim != 2 or x.shape[1] < 2:
             runs.fail(f"{args.kind} needs a sequence of two tokens or more, {config['data']} gave "
                       f"{' x '.join(map(str, x.shape[1:]))}")
-        yield x, task.show(x[0]), y
+        yield x, y, task
 
 
 def within(attention):
@@ -336,8 +342,8 @@ def counts(args):
         path, model, config = load(run)
         kinds, means = steps_by_kind(model, config, args)
         found.append((f"{config['model']}, seed {config['seed']}", kinds, means))
-    columns, rows = (max(len(each) for each in part) for part in list(zip(*found))[:0:-1])
-    H = found[0][2].shape[1]
+    rows = max(len(kinds) for _, kinds, _ in found)
+    columns, H = np.max([means.shape[:2] for _, _, means in found], axis=0)
     size = columns * (0.5 * H + 0.7) + 1, len(found) * (0.24 * rows + 0.7)
     fig, axes = plt.subplots(len(found), columns, figsize=size, squeeze=False, sharey="row",
                              layout="constrained")
@@ -350,16 +356,21 @@ def counts(args):
                 color = "black" if value > 0.6 * means.max() else "white"
                 ax.text(head, kind, f"{value:.2f}", ha="center", va="center", fontsize=7,
                         color=color)
+        for ax in row[len(means):]:
+            ax.axis("off")
         row[0].set_yticks(range(len(kinds)), kinds, fontsize=8)
         row[0].set_ylabel(name)
-    folder = path.parent if len(found) == 1 else runs.ROOT / "out"
-    runs.write_figure(fig, args.out or folder / "counts.png")
+    runs.write_figure(fig, args.out or figure_of(path, found, "counts.png"))
 
 
 def steps_by_kind(model, config, args):
     """-> the commonest kinds of tokens, and their mean steps (layers, H, kinds)."""
     total, times = defaultdict(float), Counter()
-    for x, labels, y in drawn(config, args, args.sequences):
+    for x, y, task in drawn(config, args, args.sequences):
+        try:
+            labels = task.show(x[0])
+        except ValueError as e:  # a tokenizer that cannot be had
+            runs.fail(e)
         layers = look(model, torch.from_numpy(x))
         if "step" not in layers[0]:
             runs.fail(f"{config['model']} counts nothing: its file says of no step")
@@ -371,11 +382,13 @@ def steps_by_kind(model, config, args):
             total[kind] += step                                                     # (layers, H)
             times[kind] += queries
     kinds = sorted(kind for kind, queries in times.most_common(MOST_KINDS) if queries)
+    if not kinds:
+        runs.fail(f"nothing is scored in {args.split or task.splits[-1]}: no query to look from")
     return kinds, np.stack([total[kind] / times[kind] for kind in kinds], -1)
 
 
 def sort_of(label):
-    """What sort of token of a text it is."""
+    """What sort of token of a text it is, by its label; the end of a text is a sign."""
     word = label.strip()
     if "\\n" in word:
         return "line end"

@@ -90,9 +90,8 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     Returns (B, H, Tq, d).
     """
     Tq, Tk, d, P = q.size(2), k.size(2), q.size(3), pos_emb.size(1)
-    k, v = k.flip(2) / math.sqrt(d), v.flip(2)  # nearest key first: cumsum counts
-    if gate_keys is not None:
-        gate_keys = gate_keys.flip(2) / math.sqrt(d)
+    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    gate_keys = None if gate_keys is None else gate_keys.flip(2)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
@@ -101,13 +100,13 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device).flip(0)
         seen = (j <= i).to(float_type)                                      # (rows, end)
-        qk = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type)
+        qk = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type) / math.sqrt(d)
         n = 4 * ROWS  # keys to count over: a guess, doubled until every row has reached P - 1
         while True:
             gates = qk[..., :n]
             if gate_keys is not None:
                 near = gate_keys[:, :, keys][:, :, :n]
-                gates = (q[:, :, here] @ near.transpose(-1, -2)).to(float_type)
+                gates = (q[:, :, here] @ near.transpose(-1, -2)).to(float_type) / math.sqrt(d)
             p = (gates.sigmoid() * seen[:, :n]).cumsum(-1)                  # (B, H, rows, n)
             if n >= end or p[..., -1].detach().amin() >= P - 1:  # the farthest counted key's p
                 break

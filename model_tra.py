@@ -87,7 +87,7 @@ def tra_attention(q, k, v, log_decay):
         M = (s > threshold).to(s.dtype)                                     # (B, H, rows, end)
         C = M.cumsum(-1)                                                    # exact below 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
-        # not torch.where: a CPU would guess at every key; not -inf: no survivor would be NaN
+        # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN
         a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
         some = (C[..., -1:] > 0).to(v.dtype)                                # survivors, or none
         y.append(some * (a.to(v.dtype) @ v[:, :, keys]))

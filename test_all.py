@@ -3187,14 +3187,21 @@ def test_what_an_encoder_refuses(library, trained):
     (library / "empty").mkdir()
     (library / "one").mkdir()
     (library / "one" / "a.py").write_text("x = 1\n")
-    for folder, said in (("empty", "has no text in it"), ("one", "is too few documents")):
+    (library / "short").mkdir()
+    for n in range(9):
+        (library / "short" / f"{n}.py").write_text(f"x = {n}\n")
+    for folder, said in (("empty", "has no text in it"), ("one", "is too few documents"),
+                         ("short", "has too few pairs of query and document")):
         assert said in complaint(library, *start, "--corpus", folder)
     (library / "library" / "0.py").write_text("changed = 1\n")
     assert "is not what r" in complaint(library, "eval.py", "r")
     command(library, "eval.py", "r", "--data", "library", "--lengths", 32)  # named: all the same
     found = json.loads((library / "r" / "eval.json").read_text())
     assert found["data"]["corpus"] == str(library / "library")
-    assert "on retrieval only" in complaint(library, "eval.py", "r", "--data", "mlm")
+    assert "no such corpus" in complaint(library, "eval.py", "r", "--data", "mlm")
+    assert "score them one by one" in complaint(library, "eval.py", "m", "r")
+    said = complaint(library, "eval.py", trained / "cable", "r", "--data", "library")
+    assert "score them one by one" in said
     assert "too large to search" in complaint(library, *start, "--corpus", "fineweb_edu")
 
 
@@ -5510,7 +5517,7 @@ def test_maps_of_reach(home, trained):
     assert "reach needs a sequence of two tokens or more" in said
 
 
-def test_maps_of_what_heads_count(home, trained):
+def test_maps_of_what_heads_count(home, trained, monkeypatch):
     """The mean step of every symbol, at scored queries; of text, of every sort of token."""
     path, model, config = maps.load(trained / "tra")
     args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5, kind="counts")
@@ -5531,6 +5538,10 @@ def test_maps_of_what_heads_count(home, trained):
         "line end", "space", "signs", "letters", "letters", "digits", "space", "signs"]
     with pytest.raises(SystemExit, match="counts nothing"):
         maps.steps_by_kind(make("diff"), config, args)
+    monkeypatch.setattr(data.flipflop.Task, "batch", lambda self, *_: (x, np.full_like(y, -1)))
+    with pytest.raises(SystemExit, match="nothing is scored in"):
+        maps.steps_by_kind(model, config, args)
+    monkeypatch.undo()
     command(home, "maps.py", "counts", trained / "tra", trained / "cable", "--sequences", 2,
             "--out", "c.png")
     assert is_png(home / "c.png")

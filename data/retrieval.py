@@ -69,11 +69,11 @@ class Task(text.CutTask):
             raise ValueError(f"temperature={self.temperature} must be more than 0")
         self.corpus, self.pairs = prepare(self.corpus, self.tokenizer)
         self.source = str(self.pairs["sha256"])
-        self.adopt({})
         for split in self.splits:
             if len(self.pairs[f"{split}.at"]) < 2:
                 raise ValueError(f"{self.corpus} has too few pairs of query and document: its "
                                  f"{split} split has {len(self.pairs[f'{split}.at'])}, needs 2")
+        self.adopt({})
 
     @staticmethod
     def was_prepared(config, source):
@@ -174,10 +174,11 @@ class Task(text.CutTask):
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
         score = q @ d.T / self.temperature                               # (B, B and negatives)
-        of, start = (torch.cat((y[:, n], y[some, n + 2])) for n in (0, 1))
-        near = (start[:B, None] - start).abs() < self.block_size
-        same = (of[:B, None] == of) & near
-        score = score.masked_fill(same.fill_diagonal_(False), -torch.inf)
+        of, start, other, first = y.T
+        near = (start[:, None] - torch.cat((start, first[some]))).abs() < self.block_size
+        same = near & (of[:, None] == torch.cat((of, other[some])))
+        same.fill_diagonal_(False)
+        score = score.masked_fill(same, -torch.inf)
         own = torch.arange(B, device=x.device)
         return (F.cross_entropy(score, own) + F.cross_entropy(score[:, :B].T, own)) / 2
 

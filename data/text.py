@@ -235,7 +235,10 @@ def look_up(data, tokenizer, max_tokens=0):
         version = platform.python_version()
         name, source = f"stdlib-{version}", f"Python {version} standard library"
     elif data == "packages":
-        versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+        try:
+            versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+        except importlib.metadata.PackageNotFoundError as e:
+            raise ValueError(f"packages needs {e.name}: pip install -r requirements.txt") from e
         source = f"Python {platform.python_version()}, {', '.join(versions)}"
         name = f"packages-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     elif data in SOURCES:
