@@ -30,9 +30,8 @@ SECTIONS = {
             "--kernel off, they take 128 query rows at a time, with the bias as a mask: memory "
             "stays linear in T when evaluating, but training stores the rows' biases.",
             "TRA and CoPE have no fused attention on a CPU: every step of theirs is a pass over "
-            "the matrix of logits, forward and backward. CoPE is 1.6 times as fast with "
-            "`--compile on`, where there is a C++ compiler; TRA is not. Diff runs two maps, and "
-            "RoPE four times a layer.",
+            "the matrix of logits, forward and backward. Diff runs two maps, and RoPE four times "
+            "a layer.",
         ]),
     "bench.generate.cpu": dict(
         about="2,048 tokens written by CABLE over its cache, and by running the whole text again "
