@@ -116,8 +116,7 @@ def fresh(argv):
     -> a new run's settings; no checkpoint, no folder yet. A flag goes before what the model's name
     means, that before the task's defaults, and those before the dataclasses.
     """
-    # which flags there are depends on three of them
-    early = runs.Parser(add_help=False, allow_abbrev=False)
+    early = runs.Parser(add_help=False, allow_abbrev=False)  # three say which others there are
     early.add_argument("--model")
     early.add_argument("--data", default="stdlib")
     early.add_argument("--size")
