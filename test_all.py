@@ -3287,8 +3287,7 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     assert metric == "accuracy" and out_of.tolist() == (y != -1).sum(1).tolist()
     assert count.tolist() == [0, *out_of.tolist()[1:]]
     assert task.show(x[0].numpy()) == [str(int(t)) for t in x[0]]
-    model = make("nope", vocab_size=3)
-    assert task.loss(model, x, y) == model(x, y)[1]
+    assert task.loss is None and task.begin is None  # the model's own loss, nothing before
 
 
 def test_a_users_own_fields_are_kept(tasks):
@@ -5093,7 +5092,7 @@ def test_few_functions_from_the_command_to_the_first_loss(repo):
     found = [line for line in out.splitlines() if re.match(r"\S+\.py:\d+ ", line)]
     assert any(line.startswith("model_cable.py") for line in found)
     assert any(line.endswith(" main") for line in found)
-    assert len(found) <= 27, "\n".join(found)
+    assert len(found) <= 26, "\n".join(found)
 
 
 # -----------------------------------------------------------------------------

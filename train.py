@@ -268,7 +268,8 @@ def validate(model, task, c, device, context):
     splits, losses = task.splits[1:], []
     for x, y in batches(0, splits[0]):
         with context:
-            losses.append(task.loss(model, x, y).item())
+            loss = task.loss(model, x, y) if task.loss else model(x, y)[1]
+        losses.append(loss.item())
     found = dict(val_loss=sum(losses) / len(losses))
     if task.kind == "symbols":
         found["scores"] = {}
@@ -587,7 +588,8 @@ def main(argv=None):
                 model.require_backward_grad_sync = micro == c.gradient_accumulation_steps
             try:
                 with context:
-                    part = task.loss(model, x, y) / c.gradient_accumulation_steps
+                    part = task.loss(model, x, y) if task.loss else model(x, y)[1]
+                    part = part / c.gradient_accumulation_steps
             except ValueError as e:  # an encoding that ends before the sequences do
                 runs.fail(e)
             part.backward()

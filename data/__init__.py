@@ -64,6 +64,8 @@ class Task:
     contrast = None
     answer = None
     distance = None
+    # loss(model, x, y) -> what training minimises, a scalar; else it is the model's own loss
+    loss = None
     # begin(model), before the first step of a new run, with its first weights; may add to `kept`
     begin = None
 
@@ -85,10 +87,6 @@ class Task:
     def was_prepared(config, source):
         """Whether what a flat config was trained on, of this `source`, is made by name or here."""
         return True
-
-    def loss(self, model, x, y):
-        """What training minimises, a scalar."""
-        return model(x, y)[1]
 
     def score(self, logits, x, y):
         """
