@@ -223,9 +223,9 @@ SECTIONS = {
             "test. Intervals are over documents, hard negatives never lie in the answer, and ranks "
             "are added as 1 / (60 + rank).",
             "One seed each, as many steps as in cable_table2. CABLE is where it was; ALiBi caught "
-            "up, and at 16 times the training length the two are alike (14.2 and 14.1, intervals of "
-            "2.6 to 3.2 each way): CABLE's lead in cable_table2 did not come again. Queries, the "
-            "text of the pretraining and the negatives changed together.",
+            "up, and at 16 times the training length the two are alike (14.2 and 14.1, intervals "
+            "of 2.6 to 3.2 each way): CABLE's lead in cable_table2 did not come again. Queries, "
+            "the text of the pretraining and the negatives changed together.",
         ]),
     "headline": dict(
         about="The picture of the front page: six rows of the table above",
@@ -270,7 +270,7 @@ SECTIONS = {
             "2e-3.",
             "Layer 2's head 2 has steps at line ends and hardly any elsewhere: it counts lines, "
             "and is the head that looks farthest, with 35 % of its attention, on one text, beyond "
-            "the 256 tokens of training. In the two other runs no head did that: those that look farthest take "
-            "hardly any step at all.",
+            "the 256 tokens of training. In the two other runs no head did that: those that look "
+            "farthest take hardly any step at all.",
         ]),
 }
