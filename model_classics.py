@@ -4,7 +4,8 @@ The classics: nine ways to tell a transformer where a token is, one small class 
     logit_ij = q_i . k_j / sqrt(d) + bias_ij        for the keys j <= i
 
 An encoding has up to three hooks: embed() adds to the token embedding, rotate() turns q and k,
-bias() adds to the logits. For all of them every token is one step.
+bias() adds to the logits. For all of them every token is one step. ALiBi's bias is so simple that
+there are kernels for it: alibi_attention.
 What the papers do differently, and why we do not:
 - one backbone for all, so that only the encoding differs
 - T5 gives every distance its own entry (no logarithmic buckets) and keeps the 1/sqrt(d)
@@ -17,6 +18,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
+
+try:
+    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
+except ImportError:             # this file alone
+    def attend(plain, *args):
+        return plain(*args)
 
 ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
@@ -52,6 +59,9 @@ class Encoding(nn.Module):
 
     def rotate(self, q, k, pos):     # q, k (B, H, T, d)
         return q, k
+
+    def attention(self, q, k, v):
+        return attention(q, k, v, self.bias)
 
 
 class Learned(Encoding):
@@ -106,10 +116,13 @@ class ALiBi(Encoding):
         n = 2 ** math.floor(math.log2(config.n_head))                       # a power of 2 <= n_head
         m = [2 ** (-8 * h / n) for h in range(1, n + 1)]
         m += [2 ** (-4 * h / n) for h in range(1, 2 * (config.n_head - n), 2)]  # from in between
-        self.register_buffer("m", torch.tensor(m), persistent=False)
+        self.register_buffer("slopes", torch.tensor(m), persistent=False)
 
     def bias(self, q, i, j):
-        return -self.m[None, :, None, None] * (i - j)
+        return -self.slopes[None, :, None, None] * (i - j)
+
+    def attention(self, q, k, v):
+        return attend(alibi_attention, q, k, v, self.slopes)
 
 
 class T5(Encoding):
@@ -240,6 +253,11 @@ def attention(q, k, v, bias=None):
     return torch.cat(y[::-1], dim=2)
 
 
+def alibi_attention(q, k, v, slopes):
+    """attention with ALiBi's bias, slopes (H,): kernels/ know it by its name and its numbers."""
+    return attention(q, k, v, lambda q, i, j: -slopes[None, :, None, None] * (i - j))
+
+
 class Cache:
     """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
@@ -273,7 +291,7 @@ class CausalSelfAttention(nn.Module):
         q, k = pe.rotate(q, k, pos)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = attention(q, k, v, pe.bias)
+        y = pe.attention(q, k, v)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

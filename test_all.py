@@ -399,7 +399,7 @@ def test_cable_with_equal_steps_is_alibi():
     q, k, v = random_qkv()
     alibi = encoding("alibi")
     S = torch.arange(1, 38, dtype=torch.float64).expand(2, 3, 37)
-    g = alibi.m[None, :, None].expand(2, 3, 37)
+    g = alibi.slopes[None, :, None].expand(2, 3, 37)
     close(cable_attention(q, k, v, S, g), attention(q, k, v, alibi.bias), 1e-12)
 
 
@@ -413,7 +413,7 @@ def test_cable_nw_with_softplus_steps_is_the_forgetting_transformer():
 def test_tra_with_every_score_positive_is_alibi():
     q, k, v = (x.abs() for x in random_qkv())
     alibi = encoding("alibi")
-    decay = -alibi.m[None, :, None].expand(2, 3, 37)
+    decay = -alibi.slopes[None, :, None].expand(2, 3, 37)
     close(tra_attention(q, k, v, decay), attention(q, k, v, alibi.bias), 1e-12)
 
 
@@ -1016,6 +1016,23 @@ def test_the_cpus_way_is_the_literal_form(Tq, Tk):
                 lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (1500, 1500), (100, 1300)])
+def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
+    """Beyond 1,024 keys, where a steep slope's far keys are dropped, it has a faster way."""
+    torch.manual_seed(0)
+    pe = encoding("alibi")
+    inputs = [heads(2, 3, T, 16) for T in (Tq, Tk, Tk)]
+    fast = kernels.faster(model_classics.alibi_attention, *inputs, pe.slopes.float())
+    assert fast is kernels.cpu.alibi_attention
+    if Tk <= 1024:
+        assert fast(*inputs, pe.slopes.float()) is None
+        return
+    given = {fast: pe.slopes.float()}
+    same_as(literal_of(model_classics), fast, inputs,
+            wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
+
+
 def test_what_the_cpus_way_leaves_to_the_plain_function():
     q, k, v, S, g, _ = example("cable")[2]
     cable = kernels.cpu.cable_attention
@@ -1154,6 +1171,17 @@ def test_interpreted_kernel_fox(Tq, Tk):
         return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
     inputs = [*(heads(2, 1, T, 32) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
     same_as(literal_of(model_fox), kernels.separable.fox_attention, inputs, wrap=wrap)
+
+
+@with_kernels
+@pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
+def test_interpreted_kernel_alibi(Tq, Tk):
+    torch.manual_seed(0)
+    pe, fast = encoding("alibi"), kernels.ON_GPU["alibi_attention"]
+    inputs = [heads(2, 3, T, 32) for T in (Tq, Tk, Tk)]
+    given = {fast: pe.slopes.to(DEVICE)}
+    same_as(literal_of(model_classics), fast, inputs,
+            wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
 
 
 @with_kernels

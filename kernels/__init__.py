@@ -31,9 +31,11 @@ except ImportError:  # a Mac, say
 enabled = True  # False: only plain functions run
 INTERPRET = triton is not None and triton.knobs.runtime.interpret
 # Names are those of the model files' functions. A way returns None for what it cannot do.
-ON_CPU = dict(cable_attention=cpu.cable_attention, fox_attention=cpu.fox_attention)
+ON_CPU = dict(cable_attention=cpu.cable_attention, fox_attention=cpu.fox_attention,
+              alibi_attention=cpu.alibi_attention)
 ON_GPU = {} if triton is None else dict(
     cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
+    alibi_attention=separable.alibi_attention,
     cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
 
 
@@ -101,8 +103,8 @@ def capability(index):
 TOLERANCE = 1e-4  # of the largest value, in float32
 SHORT = 37        # tokens in the comparison with gradients
 LAST = 63         # query rows compared at long lengths
-QUERIES = dict(cable_attention=(0, 4), fox_attention=(0,), cope_attention=(0,),
-               tra_attention=(0, 3))  # which arguments have a row per query
+QUERIES = dict(cable_attention=(0, 4), fox_attention=(0,), alibi_attention=(0,),
+               cope_attention=(0,), tra_attention=(0, 3))  # which arguments have a row per query
 
 
 compared = {}     # what was compared -> whether the two were equal
@@ -153,6 +155,7 @@ def difference(plain, fast, device, H, d, options, T, walk):
     steps = steps * walk / T
     tensors = dict(cable_attention=(steps.cumsum(-1), weight),
                    fox_attention=(-steps.cumsum(-1),),
+                   alibi_attention=(steps[0, :, 0],),
                    tra_attention=(-steps,),
                    cope_attention=(None, keys))[name]
     more = list(options)
@@ -169,9 +172,10 @@ def difference(plain, fast, device, H, d, options, T, walk):
         if n < len(args) and torch.is_tensor(args[n]):
             last[n] = args[n][:, :, -LAST:]
     with torch.set_grad_enabled(gradients):
-        ours, theirs = fast(*args), plain(*last)
+        ours = fast(*args)
         if ours is None:
             return 0.0
+        theirs = plain(*last)
         pairs = [(ours[:, :, -LAST:], theirs)]
         if gradients:
             dy = torch.cos(torch.arange(theirs.numel(), device=device)).view_as(theirs)

@@ -1,5 +1,5 @@
 """
-CABLE and FoX on a CPU: hardly a bias in memory, and no work on keys that have decayed.
+CABLE, FoX and ALiBi on a CPU: hardly a bias in memory, and no work on keys that have decayed.
 
     logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j)
 
@@ -60,6 +60,18 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
 def fox_attention(q, k, v, F_):
     """fox_attention of model_fox.py: CABLE with S = -F and no weight."""
     return cable_attention(q, k, v, -F_)
+
+
+def alibi_attention(q, k, v, slopes):
+    """
+    alibi_attention of model_classics.py, slopes (H,): CABLE with S_i = i, g the slope. Few keys are
+    faster by one mask for the whole batch: None.
+    """
+    Tk = k.size(2)
+    if Tk <= LONG:
+        return None
+    S = torch.arange(Tk, dtype=q.dtype).expand(k.shape[:3])
+    return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
 
 
 def extended(q, k, v, S, g):

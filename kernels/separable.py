@@ -6,9 +6,9 @@ of two numbers, one per position.
     f(t) = t, for K-CABLE log(1 + t^2)
 
 CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. It equals
-cable_attention in model_cable.py and fox_attention in model_fox.py. S (B, H, Tk) and g (B, H, Tq)
-are float32, and their difference is taken in float32 inside a tile, because bfloat16 is too coarse
-for S.
+cable_attention in model_cable.py, fox_attention in model_fox.py and alibi_attention in
+model_classics.py. S (B, H, Tk) and g (B, H, Tq) are float32, and their difference is taken in
+float32 inside a tile, because bfloat16 is too coarse for S.
 
 Forward: one program takes BM queries and walks the keys BN at a time, keeping each row's running
 maximum and sum. It stores the output and each row's log-sum-exp. Backward, with P = softmax(logit),
@@ -405,3 +405,9 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
 def fox_attention(q, k, v, F_):
     """fox_attention of model_fox.py: CABLE with S = -F and no query weight. F_ (B, H, Tk)."""
     return cable_attention(q, k, v, -F_)
+
+
+def alibi_attention(q, k, v, slopes):
+    """alibi_attention of model_classics.py, slopes (H,): CABLE with S_i = i, g the slope."""
+    S = torch.arange(k.size(2), dtype=torch.float32, device=q.device)
+    return cable_attention(q, k, v, S, slopes[None, :, None])
