@@ -82,7 +82,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     float64 whatever the dtype of q: bfloat16 is too coarse for S. Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
+    g = torch.ones(q.shape[:3], dtype=S.dtype, device=S.device) if g is None else g
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys

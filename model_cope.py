@@ -30,7 +30,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64  # query rows at a time, ten matrices each: memory grows with ROWS * T, never T * T
+ROWS = 64  # query rows at a time, of ten matrices: without gradients, memory grows with ROWS * T
 
 
 @dataclass

@@ -174,7 +174,7 @@ class Block(nn.Module):
                                     norm(config, after)])
 
     def forward(self, x, *args):
-        x = residual(x, lambda x: self.attn(x, *args), self.scheme, self.before[0], self.after[0])
+        x = residual(x, lambda h: self.attn(h, *args), self.scheme, self.before[0], self.after[0])
         return residual(x, self.mlp, self.scheme, self.before[1], self.after[1])
 
 

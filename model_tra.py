@@ -31,7 +31,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64   # query rows at a time, five matrices each: memory grows with ROWS * T, never T * T
+ROWS = 64   # query rows at a time, of five matrices: without gradients, memory grows with ROWS * T
 
 
 @dataclass

@@ -423,8 +423,8 @@ def load_optimizer(optimizer, checkpoint, out):
 
 def another_folder(out, c):
     """
-    The usual folder holds a run: the first free of out-2, out-3, ... If asked for it is an error,
-    except where the run ended before its first checkpoint: nothing to continue, so it starts again.
+    The usual folder holds a run: the first free of out-2, out-3, ... A folder named by --out_dir is
+    an error instead, unless its run ended before its first checkpoint: then it starts again.
     """
     if c.out_dir and (out / "ckpt.pt").exists():
         runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
@@ -570,10 +570,12 @@ def main(argv=None):
         signal.signal(s, lambda *_: stop.append(1))
     for it in range(state["iter"], c.max_iters):
         # learning rate: linear warmup, then decay to min_lr
-        u = max(0, it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters)
-        lr = c.learning_rate + LR_DECAY[c.lr_decay](min(1.0, u)) * (c.min_lr - c.learning_rate)
         if it < c.warmup_iters:
             lr = c.learning_rate * (it + 1) / c.warmup_iters
+        else:
+            done = (it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters)
+            decayed = LR_DECAY[c.lr_decay](min(1.0, done))
+            lr = c.learning_rate + decayed * (c.min_lr - c.learning_rate)
         for group in optimizer.param_groups:
             group["lr"] = lr
 
@@ -611,7 +613,9 @@ def main(argv=None):
 
         # evaluation
         evaluating = (it + 1) % c.eval_interval == 0 or end
-        best = evaluating and evaluate(raw_model, state, task, c, device, context, log)
+        best = False
+        if evaluating:
+            best = evaluate(raw_model, state, task, c, device, context, log)
 
         # saving
         if (evaluating or stopping) and not rank:
