@@ -712,8 +712,8 @@ def matrix(args):
     worst and best. Hatched: a run that was not finished. Empty, with the reason: no number.
     """
     columns, rows, added = read(args.json, cells)
-    fig, ax = plt.subplots(figsize=(0.78 * len(columns) + 1.6, 0.4 * len(rows) + 2.2),
-                           layout="constrained")
+    fig = plt.figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
+    ax = fig.add_axes([0, 0, 1, 1])
     ax.grid(False)
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -722,7 +722,7 @@ def matrix(args):
         known = {y: good for y, good in known.items() if good is not None}
         low, high = min(known.values(), default=0), max(known.values(), default=0)
         for y, row in enumerate(rows.values()):
-            share = (known[y] - low) / (high - low) if y in known and high > low else 1.0
+            share = (known[y] - low) / (high - low) if y in known and high > low else 0.5
             draw_cell(ax, x, y, row[name], column["form"], share if y in known else None)
     names = [name.partition(": ") for name in columns]
     ax.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for _, _, name in names])
@@ -741,7 +741,7 @@ def matrix(args):
                                        lw=2.5, clip_on=False, zorder=5))
     ax.tick_params(length=0)
     ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    matrix_legend(fig, ax)
+    matrix_legend(fig, ax, 1 / len(rows))
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
@@ -789,8 +789,9 @@ def short(value, form):
     return text.removesuffix(".0")
 
 
-def matrix_legend(fig, ax):
-    box = ax.inset_axes([0.62, -0.085, 0.3, 0.02])
+def matrix_legend(fig, ax, row):
+    """Below the last row; row is the height of one, as a share of all."""
+    box = ax.inset_axes([0.62, -1.02 * row, 0.3, 0.24 * row])
     bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
                        orientation="horizontal")
     bar.set_ticks([0, 1], labels=["the column's worst", "its best"])
@@ -798,7 +799,7 @@ def matrix_legend(fig, ax):
     hatched = plt.Rectangle((0, 0), 1, 1, fc="lightgray", ec="white", hatch="////", lw=0)
     ax.legend([hatched], ["not finished: validation perplexity fell by more than 3 %\n"
                           "over the last fifth of its training"], loc="upper left",
-              bbox_to_anchor=(0, -0.01), fontsize=9)
+              bbox_to_anchor=(0, -0.12 * row), fontsize=9)
 
 
 def reading(args):
@@ -807,12 +808,15 @@ def reading(args):
     share of right answers by how far back they lie, in the longest strings (right).
     """
     survived, read_far, trained = read(args.json, far_runs)
+    if not survived and not read_far:
+        runs.fail(f"{args.json} has neither strided perplexity nor answers by distance")
     look = looks(survived | read_far)
     fig, (axes,) = panels(2, 5.4, 4.4, sharey=False)
     left, right = axes
     lengths = sorted({T for xs, _ in survived.values() for T in xs})
-    length_axis(left, lengths)
-    perplexity_axis(left, [y for _, ys in survived.values() for y in ys])
+    if lengths:
+        length_axis(left, lengths)
+        perplexity_axis(left, [y for _, ys in survived.values() for y in ys])
     left.set(xlabel="window length (tokens), each token with half of it to look back on",
              ylabel="strided perplexity, shortest window = 1", title="surviving: text")
     draw(left, survived, look)
@@ -820,7 +824,8 @@ def reading(args):
     right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     right.set(xlabel="distance to what is asked for (tokens, from this on to its double)",
               ylabel="right answers (%)", ylim=(-2, 102), title="reading: what was said far back")
-    training_length(right, trained)
+    if trained:
+        training_length(right, trained)
     draw(right, read_far, look)
     legend(np.array([axes]))
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".reading.png"))
@@ -833,7 +838,7 @@ def far_runs(path):
     """
     survived, far, trained = {}, {}, 0
     for r in read_json(path)["runs"]:
-        if len(r.get("strided", {})) > 1:
+        if len(r.get("strided", {})) > 1 and "other_text" not in r:
             ys = np.array(list(r["strided"].values()), float)
             _, seeds = survived.setdefault(r["label"], (list(map(int, r["strided"])), []))
             seeds.append(ys / ys[0])

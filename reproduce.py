@@ -28,11 +28,10 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import experiments
 import runs
-from experiments import dry_run, tables, trainings
+from experiments import dry_run, matrix, tables, trainings
 
 try:
     import fcntl
@@ -118,7 +117,7 @@ def work(jobs, args, guess, keep_open):
     """jobs {name: function(run)} -> their results, args.jobs at a time. Raises RuntimeError."""
     env = dict(os.environ)
     if args.jobs > 1:
-        env["OMP_NUM_THREADS"] = str(max(1, os.cpu_count() // args.jobs))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // args.jobs)))
     board = Board(len(jobs), args.jobs, guess, env, keep_open)
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(board.job, name, job) for name, job in jobs.items()]
@@ -227,18 +226,31 @@ def main(argv=None):
 
 
 def with_row(args, scale):
-    """A matrix whose only row is --add's. A name that is not there, or is in it, ends here."""
-    runs.find_model(args.add)
+    """
+    A matrix whose only row is --add's, in a folder of its own for every version of its file. A name
+    that is not there, or is in it, ends here.
+    """
+    module, variant = runs.find_model(args.add)
+    if getattr(module.GPT, "reads_both_ways", False):
+        runs.fail(f"{args.add} is an encoder, and {args.entry} is of causal models")
+    if args.rows:
+        runs.fail("--rows is not for --add, which makes one row")
     models = [trainings.options(flags.split())["model"] for flags, _ in scale["rows"].values()]
     if args.add in (*scale["rows"], *models):
         runs.fail(f"{args.add} is in {args.entry} already: {', '.join(scale['rows'])}")
-    return scale | dict(rows={args.add: (f"--model {args.add}", 1)})
+    flags, asked = f"--model {args.add}", set()
+    for one in scale["tasks"].values():
+        asked |= trainings.options(one["train"].split()).keys()
+    for name in variant.keys() & asked:  # what the name means goes before what a task asks of all
+        flags += trainings.flag(name, variant[name])
+    version = matrix.code(module)
+    return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}")
 
 
 def make(args, entry, scale):
     """Runs what is left of an entry, and writes its JSON, its figures and the page."""
     name = f"{args.entry}.{args.scale}"
-    folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
+    folder = trainings.folder_for(args.entry, entry, args.scale)
     kind = tables.kind_of(scale)
     with locked(runs.ROOT / folder) as keep_open:
         jobs = kind.jobs(args, entry, scale, folder)
@@ -262,12 +274,18 @@ def make(args, entry, scale):
     runs.write_json(runs.ROOT / path, result)
     if "contrast" in scale:
         trainings.write_contrast(result, scale["contrast"])
-    failed = 0
-    for figure in kind.figures(entry):
-        failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
+    failed = draw(kind, entry, path)
     tables.write_page()
     print(f"{tables.table(result)}\n\nwrote {path} and results/README.md")
     sys.exit(failed)
+
+
+def draw(kind, entry, path):
+    """All figures of a JSON -> the exit code of one that failed, or 0."""
+    failed = 0
+    for figure in kind.figures(entry):
+        failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
+    return failed
 
 
 def beside(args, result, entry, committed, folder):
@@ -280,12 +298,10 @@ def beside(args, result, entry, committed, folder):
             old = json.loads((runs.ROOT / committed).read_text())
             result, lines = kind.beside(result, old, entry, entry[args.scale])
         except (ValueError, KeyError, TypeError, AttributeError):
-            runs.fail(f"{committed} is not what reproduce.py wrote; what was trained is kept")
+            lines = [f"{committed} is not what reproduce.py wrote: the row stands alone"]
         lines += [f"make them anew with: {again}"] if lines else []
     runs.write_json(runs.ROOT / path, result | dict(added=args.add))
-    failed = 0
-    for figure in kind.figures(entry):
-        failed = runs.script("plot.py", *figure, os.path.relpath(runs.ROOT / path)) or failed
+    failed = draw(kind, entry, path)
     print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))
     sys.exit(failed)
 

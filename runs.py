@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 import data
+from data import nearest
 
 try:
     import kernels
@@ -90,14 +91,6 @@ def finish_output():
 
 if sys.stdout is None:  # closed, by `>&-`: the next file must not take its place
     sys.stdout = open(os.devnull, "w")
-
-
-def nearest(word, known):
-    """What to say after an unknown word: the nearest known one, else all of them."""
-    close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(known)}"
 
 
 # -----------------------------------------------------------------------------

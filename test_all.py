@@ -21,6 +21,7 @@ import inspect
 import io
 import itertools
 import json
+import linecache
 import math
 import os
 import random
@@ -6559,25 +6560,59 @@ def test_a_matrix_and_a_fork_beside_it(copy, here):
     results.write_text(json.dumps(first))
     out, _ = run("--add", "mine")
     assert "left out: the committed row rope, of another definition" in out
-    assert "flipflop's metric has changed" in out and "text of Python 3.99" in out
+    assert "flipflop's metric has changed" in out and "is that of Python 3.99" in out
     assert "make them anew with: python reproduce.py matrix" in out
     shown = json.loads(mine.read_text())["cells"]
     assert list(shown) == ["alibi", "mine"]
     assert shown["alibi"]["text: perplexity"] == dict(reason="another text")
     assert shown["alibi"]["flip-flop: iid"] == found["alibi"]["flip-flop: iid"]
+    assert list(plot.far_runs(mine)[0]) == ["mine"]  # nor is another text's curve drawn
+
+
+def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
+    """An edit trains anew, a comment does not; what its name means goes before a task's flags."""
+    def edit(*pairs):
+        source = fork.read_text()
+        for old, new in pairs:
+            source = source.replace(old, new, 1)
+        fork.write_text(source)
+        runs.models.cache_clear()
+        del sys.modules["model_mine"]
+        linecache.checkcache()
+    write_notes(copy)
+    write_fork(copy)
+    here(matrix=small_matrix("rope", text="--norm pre --qk_norm"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add")
+    assert run("mine")[0].count("$ python train.py") == 2
+    fork = copy / "model_mine.py"
+    edit(("import math\n", "import math  # for pi\n"))
+    assert "$ python train.py" not in run("mine")[0]
+    edit(('{"relu": F.relu, "softplus": F.softplus}[config.step]', "torch.sigmoid"),
+         ("mine=dict()", "mine=dict(norm='post', qk_norm=False)"))
+    out, _ = run("mine")
+    assert out.count("$ python train.py") == 2
+    assert out.count("--model mine --norm post --no-qk_norm") == 2
+    one, = (r for r in json.loads((copy / "out/matrix.cpu/mine.json").read_text())["runs"]
+            if r["task"] == "text")
+    assert one["config"]["norm"] == "post" and one["config"]["qk_norm"] is False
 
 
 def test_what_cannot_be_added_to_a_matrix(copy, here):
     write_notes(copy)
     here(matrix=small_matrix("rope", "alibi"))
     for name, says in (("rpoe", "unknown model 'rpoe': did you mean rope"),
-                       ("rope", "rope is in matrix already: rope, alibi")):
+                       ("rope", "rope is in matrix already: rope, alibi"),
+                       ("bert_cable", "bert_cable is an encoder, and matrix is of causal models")):
         assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
     run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add")
     assert "the row stands alone" in run("nope")[0]
     (copy / "results").mkdir()
     (copy / "results" / "matrix.cpu.json").write_text("{}")
-    assert "is not what reproduce.py wrote" in run("nope", code=1)[1]
+    assert "is not what reproduce.py wrote: the row stands alone" in run("nope")[0]
+    (copy / "results" / "matrix.cpu.json").write_text("{")
+    assert "matrix.cpu.json is damaged: restore or remove it" in complaint(copy, "reproduce.py")
+    assert "--rows is not for --add" in complaint(copy, "reproduce.py", "matrix", "--add", "nope",
+                                                  "--rows", "rope")
     here(texts=entry("--data notes", experiments.seeds(1, "rope"), eval=""))
     assert "is no matrix" in complaint(copy, "reproduce.py", "texts", "--add", "nope")
 

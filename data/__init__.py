@@ -123,12 +123,17 @@ def find(name):
             return load(name)
     text = importlib.import_module("data.text")
     if name not in text.CORPORA and not os.path.exists(os.path.expanduser(name)):
-        close = difflib.get_close_matches(name, known(), n=2, cutoff=0.7)
-        hint = f"choose from {', '.join(known())}"
-        if close:
-            hint = f"did you mean {' or '.join(close)}?"
+        hint = nearest(name, known())
         raise ValueError(f"unknown corpus {name!r} (nor is it a file or folder): {hint}")
     return text.Task
+
+
+def nearest(word, known):
+    """What to say after an unknown word: the nearest known one, else all of them."""
+    close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(known)}"
 
 
 def load(name):

@@ -12,7 +12,6 @@ run is found here.
              it. Everything twice as much in float32
 """
 import shlex
-from pathlib import Path
 from typing import NamedTuple
 
 import data
@@ -93,6 +92,7 @@ def of_search(settings, trials):
 def plan(args, entry, scale, folder):
     """-> {row: (its commands, a function that gives the Cost of one run, how many runs)}"""
     found = {}
+    folder /= scale.get("folder", "")
     if "panels" in scale:
         for slug, (settings, trials, words) in minimal.commands(args, entry, scale, folder).items():
             found[slug] = [words], lambda s=settings, n=trials: of_search(s, n), 1
@@ -108,7 +108,7 @@ def plan(args, entry, scale, folder):
 
 def show(args, entry, scale):
     """Print all of it. A setting that cannot be built ends in an error that names it."""
-    folder = Path("out") / f"{entry.get('group', args.entry)}.{args.scale}"
+    folder = trainings.folder_for(args.entry, entry, args.scale)
     broken, costs = {}, []
     for label, (commands, cost, n) in plan(args, entry, scale, folder).items():
         for command in commands:
@@ -128,7 +128,8 @@ def show(args, entry, scale):
           f"at {THROUGHPUT / 1e12:.0f} TFLOP/s and {1000 * LAYER_SECONDS:g} ms or more for a "
           "layer's step, both assumed. Nothing was run.", flush=True)
     if args.scale == "cpu":
-        print(f"On the CPU {tables.expected(args.entry, entry, args.scale)}.", flush=True)
+        took = tables.expected(args.entry, entry, args.scale, len(costs))
+        print(f"On the CPU {took}.", flush=True)
     if broken:
         label, (reason, command) = next(iter(broken.items()))
         runs.fail(f"{', '.join(broken)} cannot be built; {label}: {reason}; {shlex.join(command)}")

@@ -213,9 +213,15 @@ def differs(run, entry, scale):
 
 
 def older(result, entry, scale):
-    """Why a JSON is not of this definition of its entry, in words; "" where it is."""
+    """
+    Why a JSON is not of this definition of its entry, in words; "" where it is. It may have fewer
+    rows, where --rows asked for some.
+    """
     known = {(run["label"], run["task"]) for run in result["runs"]}
-    for label in scale["rows"]:
+    rows = scale["rows"]
+    if "--rows" in result["command"]:
+        rows = dict.fromkeys(run["label"] for run in result["runs"])
+    for label in rows:
         for name in scale["tasks"]:
             if (label, name) not in known:
                 return f"it has no {label!r} on {name}"
@@ -232,6 +238,7 @@ def older(result, entry, scale):
 def jobs(args, entry, scale, folder):
     """-> {name: function(run)}, one for each row, task and seed."""
     device, found = trainings.on_device(args), {}
+    folder /= scale.get("folder", "")
     for label, row in scale["rows"].items():
         for name, one in scale["tasks"].items():
             table, columns = one | dict(rows={label: row}), columns_of(entry, name)
@@ -309,7 +316,7 @@ def cell(name, found):
         return dict(reason="ends")
     falls = max(run["fell"] or 0 for run in found) > FALLS
     said = dict(value=statistics.mean(values), unfinished=falls)
-    return said | (dict(spread=statistics.stdev(values)) if len(values) > 1 else {})
+    return said | (dict(spread=trainings.deviation(values)) if len(values) > 1 else {})
 
 
 def figures(entry):
@@ -345,7 +352,7 @@ def beside(result, committed, entry, scale):
         if not why[run["label"]]:
             kept.append(run)
     if pythons:
-        lines.append("empty: the committed rows' cells of the text of Python "
-                     f"{', '.join(sorted(pythons))}, which is not yours")
+        lines.append("empty: the committed rows' cells of text, which is that of Python "
+                     f"{', '.join(sorted(pythons))} as it was, and differs from yours")
     both = kept + result["runs"]
     return result | dict(cells=cells(result["columns"], both), runs=both), lines

@@ -48,7 +48,7 @@ def spread(values, form):
         return "-"
     text = format(statistics.mean(values), form)
     if len(values) > 1:
-        text += f" ± {statistics.stdev(values):{form}}"
+        text += f" ± {trainings.deviation(values):{form}}"
     return text
 
 
@@ -521,6 +521,14 @@ def older(entry, scale, result):
         return str(e).removeprefix("error: ")
 
 
+def read(path):
+    """A JSON file of results/."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        runs.fail(f"{path} is damaged: restore or remove it")
+
+
 def measured(name, entry, scale):
     """
     Seconds of every job in an entry's committed result; [] where there is none, or one of an older
@@ -529,7 +537,7 @@ def measured(name, entry, scale):
     path = runs.ROOT / "results" / f"{name}.{scale}.json"
     if not path.exists():
         return []
-    result, seconds = json.loads(path.read_text()), []
+    result, seconds = read(path), []
     if older(entry, scale, result):
         return []
     for panel in result.get("panels", []):
@@ -542,8 +550,8 @@ def measured(name, entry, scale):
     return seconds
 
 
-def expected(name, entry, scale):
-    """How long an entry takes, in words."""
+def expected(name, entry, scale, jobs=0):
+    """How long an entry takes, or so many of its jobs, in words."""
     todo = entry[scale]
     if "panels" in todo:
         what = f"searches of {todo['trials']} trials"
@@ -551,6 +559,9 @@ def expected(name, entry, scale):
     else:
         n, what = sum(seeds for _, seeds in todo["rows"].values()), "runs"
         n *= len(trainings.by_task(todo))
+    n = jobs or n
+    if "first" in entry:
+        what += f" (and {entry['first']}'s, with which they begin)"
     seconds, about = measured(name, entry, scale), ""
     if not seconds and "minutes" in todo:
         seconds, about = [60 * todo["minutes"]], "about "
@@ -632,7 +643,7 @@ def entry_part(stem, entry, scale, result):
 
 def section_part(name, section, folder):
     """A section with what eval.py or bench.py wrote for it, if anything."""
-    found = [json.loads((folder / file).read_text()) for file in section.get("json", [])]
+    found = [read(folder / file) for file in section.get("json", [])]
     commands = section.get("commands") or [result["command"] for result in found]
     make = globals()[section.get("table", "bench_table")]
     measured = []
@@ -650,7 +661,7 @@ def chapter(module, folder):
         for scale in ("cpu", "paper"):
             stem = f"{name}.{scale}"
             if scale in entry and (folder / f"{stem}.json").exists():
-                result = json.loads((folder / f"{stem}.json").read_text())
+                result = read(folder / f"{stem}.json")
                 parts[stem] = entry_part(stem, entry, scale, result)
     for name, section in getattr(module, "SECTIONS", {}).items():
         if all((folder / file).exists() for file in section.get("json", [])):

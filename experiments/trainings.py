@@ -4,9 +4,11 @@ eval.json. reproduce.py runs the jobs' commands; what is there already is not ma
 """
 import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
+import statistics
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +30,13 @@ def options(words):
         else:
             found[last] = word if found[last] == "True" else f"{found[last]} {word}"
     return found
+
+
+def flag(name, value):
+    """A setting as train.py takes it, with a space before."""
+    if isinstance(value, bool):
+        return f" --{name}" if value else f" --no-{name}"
+    return f" --{name} {value}"
 
 
 def differing(config, words):
@@ -153,6 +162,13 @@ def fell(losses, steps):
     return before[-1] - losses[-1][1] if before else None
 
 
+def deviation(values):
+    """The standard deviation of two numbers or more; of one that is not finite, NaN."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)
+
+
 def by_task(scale):
     """A scale of several tasks as one of each: {task: scale}."""
     if "tasks" not in scale:
@@ -174,6 +190,11 @@ class Row(NamedTuple):
     first: tuple  # the scale of the entry and the folder of the run that it begins with, if any
 
 
+def folder_for(name, entry, scale):
+    """Where an entry's runs are, from the repository's root; a group's entries share theirs."""
+    return Path("out") / f"{entry.get('group', name)}.{scale}"
+
+
 def planned(args, entry, scale, folder):
     """-> Row of every run."""
     for label, (flags, n) in scale["rows"].items():
@@ -183,8 +204,7 @@ def planned(args, entry, scale, folder):
             name, first = folder_of(flags, seed), ()
             if "first" in entry:
                 earlier = experiments.known()[entry["first"]]
-                group = earlier.get("group", entry["first"])
-                first = earlier[args.scale], Path("out") / f"{group}.{args.scale}" / name
+                first = earlier[args.scale], folder_for(entry["first"], earlier, args.scale) / name
             yield Row(label, flags, seed, folder / name, first)
 
 
