@@ -3399,7 +3399,7 @@ def test_intervals():
 
 def counted_layer(x, model, layer):
     """A layer that uses CoPE's count, from its paper's formulas, for every variant (B, T, C)."""
-    attn, c, pos = model.h[layer].attn, model.config, model.pos[layer % len(model.pos)]
+    attn, c, pos = model.h[layer].attn, model.config, model.pos_emb[layer % len(model.pos_emb)]
     without = c.first and layer > 0
     B, T, C = x.shape
 
@@ -3449,7 +3449,7 @@ def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_ow
         model(torch.randint(0, 61, (1, 14)))
         for layer, (x, y) in enumerate(found):
             close(y, counted_layer(x, model, layer), 1e-5)
-    assert len(found) == 2 and len(model.pos) == tables_of_its_own
+    assert len(found) == 2 and len(model.pos_emb) == tables_of_its_own
 
 
 def test_the_count_of_the_variants_is_that_of_cope():
@@ -3457,9 +3457,9 @@ def test_the_count_of_the_variants_is_that_of_cope():
     for fields in (dict(gates="key"), dict(gates="sep", share=False), dict(norm="post")):
         cope = make("cope", **fields).double()
         variant = make("cope_relative", plus="none", **fields).double()
-        weights = {name.replace("pos_emb.", "pos."): w for name, w in cope.state_dict().items()}
+        weights = cope.state_dict()
         for name in list(weights):
-            if re.fullmatch(r"pos\.\d+", name):
+            if name.startswith("pos_emb."):
                 weights[f"{name}.pos_emb"] = weights.pop(name)
         variant.load_state_dict(weights)
         idx = torch.randint(0, 61, (2, 30))
@@ -3471,8 +3471,8 @@ def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
     def made(name, **changes):
         return runs.make_model(runs.find_model(name)[1] | TINY | dict(model=name) | changes)
     for name in ("cope_alibi", "cope_relative"):
-        assert all((p == 0).all() for p in made(name).pos.parameters())
-    given = made("cope_alibi", slopes="1,0.5,0.25,0.125").pos[0]
+        assert all((p == 0).all() for p in made(name).pos_emb.parameters())
+    given = made("cope_alibi", slopes="1,0.5,0.25,0.125").pos_emb[0]
     assert given.m.tolist() == [1, 0.5, 0.25, 0.125] and not list(given.parameters())
 
 

@@ -157,7 +157,7 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         super().__init__(config, layer)
         self.rope = RoPE(config) if config.plus == "rope" else None
 
-    def forward(self, x, cache, position, pos):
+    def forward(self, x, cache, position):
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
@@ -165,7 +165,8 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         unturned = q
         if self.rope is not None:
-            q, k = self.rope.rotate(q, k, pos)
+            start = cache.t if cache is not None else 0
+            q, k = self.rope.rotate(q, k, torch.arange(start, start + T, device=x.device))
         own = None
         if self.gates == "sep":
             own = self.w_g(x).view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
@@ -179,69 +180,31 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         return self.resid_dropout(self.c_proj(y))
 
 
-class Block(model_cope.Block):
-    def __init__(self, config, layer):
-        nn.Module.__init__(self)
-        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
-        self.attn = CausalSelfAttention(config, layer)
-        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
-        self.mlp = model_cope.MLP(config)
-        self.post = config.norm == "post"
-
-
 def check(config):
-    known = dict(norm=("pre", "post"), gates=("key", "val", "sep"),
-                 position=("embedding", "mlp", "alibi"), plus=("none", "relative", "rope"))
+    known = dict(position=("embedding", "mlp", "alibi"), plus=("none", "relative", "rope"))
     for name, words in known.items():
         if getattr(config, name) not in words:
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
-    if config.n_embd % config.n_head:
-        raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
     if config.plus == "rope" and config.gates != "key":
         raise ValueError("plus=rope turns q and k: its gates can only be key gates")
-    if config.P < 1:
-        raise ValueError(f"P={config.P} must be at least 1: the table needs a position")
     if config.slopes:
         given_slopes(config)
 
 
-class GPT(nn.Module):
+class GPT(model_cope.GPT):
+    """model_cope.py's, with a Position for every table."""
     def __init__(self, config):
-        super().__init__()
         check(config)
-        self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.wte.weight  # tied
+        super().__init__(config)
+        for layer, block in enumerate(self.h):
+            whole, block.attn = block.attn, CausalSelfAttention(config, layer)
+            block.attn.load_state_dict(whole.state_dict())  # its initial weights
         shared = config.share and (config.position != "alibi" or config.slopes)
         count = 1 if shared or config.first else config.n_layer
-        self.pos = nn.ModuleList(Position(config) for _ in range(count))
+        self.pos_emb = nn.ModuleList(Position(config) for _ in range(count))
         if config.first:
-            self.pos.extend(NoPosition() for _ in range(config.n_layer - 1))
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
+            self.pos_emb.extend(NoPosition() for _ in range(config.n_layer - 1))
+        for module in self.pos_emb.modules():
+            if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
-        for name, p in self.named_parameters():
-            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-            if name.endswith("bias"):
-                nn.init.zeros_(p)
-
-    def forward(self, idx, targets=None, cache=None):
-        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
-        B, T = idx.shape
-        start = cache.t if cache is not None else 0
-        pos = torch.arange(start, start + T, device=idx.device)
-        x = self.drop(self.wte(idx))
-        for layer, block in enumerate(self.h):
-            x = block(x, cache, self.pos[layer % len(self.pos)], pos)
-        logits = self.lm_head(self.ln_f(x))
-        loss = None
-        if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
-        if cache is not None:
-            cache.t += T
-        return logits, loss
+                nn.init.zeros_(module.bias)
