@@ -720,10 +720,13 @@ def matrix(args):
     for x, (name, column) in enumerate(columns.items()):
         known = {y: goodness(row[name], column) for y, row in enumerate(rows.values())}
         known = {y: good for y, good in known.items() if good is not None}
-        low, high = min(known.values(), default=0), max(known.values(), default=0)
+        high = max(known.values(), default=0)
+        low = min([high - column["least"], *known.values()])  # 99 is not the worst beside 99.5
         for y, row in enumerate(rows.values()):
-            share = (known[y] - low) / (high - low) if y in known and high > low else 0.5
-            draw_cell(ax, x, y, row[name], column["form"], share if y in known else None)
+            share = (known[y] - low) / (high - low) if y in known else None
+            if share and len(known) == 1:  # neither the best nor the worst
+                share = 0.5
+            draw_cell(ax, x, y, row[name], column["form"], share)
     names = [name.partition(": ") for name in columns]
     ax.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for _, _, name in names])
     ax.xaxis.tick_top()

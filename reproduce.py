@@ -241,8 +241,9 @@ def with_row(args, scale):
     flags, asked = f"--model {args.add}", set()
     for one in scale["tasks"].values():
         asked |= trainings.options(one["train"].split()).keys()
-    for name in variant.keys() & asked:  # what the name means goes before what a task asks of all
-        flags += trainings.flag(name, variant[name])
+    for name, value in variant.items():
+        if name in asked:  # what the name means goes before what a task asks of all
+            flags += trainings.flag(name, value)
     version = matrix.code(module)
     return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}")
 

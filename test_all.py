@@ -6460,11 +6460,11 @@ def test_ctrl_c_saves_the_training_inside(repo):
 # reproduce.py: the matrix
 
 MATRIX_COLUMNS = {
-    "text: perplexity": matrix.column("text", "less", ".2f", matrix.perplexity, 1),
-    "text: strided": matrix.column("text", "less", ".2f", matrix.reading, 2),
-    "flip-flop: iid": matrix.column("flipflop", "more", ".1f", matrix.percent, 1, "iid",
-                                    "exact_match"),
-    "flip-flop: worst": matrix.column("flipflop", "more", ".1f", matrix.worst, 2, "exact_match")}
+    "text: perplexity": matrix.column("text", "less", ".2f", 0.1, matrix.perplexity, 1),
+    "text: strided": matrix.column("text", "less", ".2f", 0.1, matrix.reading, 2),
+    "flip-flop: iid": matrix.percents("flipflop", 1, "iid", "exact_match"),
+    "flip-flop: worst": matrix.column("flipflop", "more", ".1f", 10, matrix.worst, 2,
+                                      "exact_match")}
 
 
 def small_matrix(*models, data="notes", text=""):
@@ -6481,8 +6481,8 @@ MATRIX_DRIVER = """if True:
     import experiments, reproduce
     from experiments import matrix
     mine = types.ModuleType("mine", "Mine.")
-    columns = {k: dict(task=task, better=better, form=form, read=(getattr(matrix, name), *asked))
-               for k, (task, better, form, name, *asked) in %r.items()}
+    columns = {k: matrix.column(task, better, form, least, getattr(matrix, name), *asked)
+               for k, (task, better, form, least, name, *asked) in %r.items()}
     mine.ENTRIES = dict(matrix=dict(about="A", columns=columns, cpu=%r))
     experiments.files = lambda: [mine]
     reproduce.main(sys.argv[1:])"""
@@ -6500,8 +6500,8 @@ def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
     folder = tmp_path / "clone"
     shutil.copytree(repo, folder)
     one = small_matrix("rope", "alibi", data="stdlib")
-    plain = {k: (c["task"], c["better"], c["form"], c["read"][0].__name__, *c["read"][1:])
-             for k, c in MATRIX_COLUMNS.items()}
+    plain = {k: (c["task"], c["better"], c["form"], c["least"], c["read"][0].__name__,
+                 *c["read"][1:]) for k, c in MATRIX_COLUMNS.items()}
     run = functools.partial(process, folder, "-c", MATRIX_DRIVER % (plain, one["cpu"]), "matrix",
                             "--device", "cpu", "--jobs", 2)
     out, _ = run()
@@ -6717,15 +6717,19 @@ def test_surviving_beside_reading(monkeypatch, tmp_path):
 
 def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     figures = drawn(monkeypatch)
-    columns = {"a: less": dict(task="a", better="less", form=".2f", logarithmic=True),
-               "a: more": dict(task="a", better="more", form=".1f", logarithmic=False)}
+    columns = {"a: less": dict(task="a", better="less", form=".2f", logarithmic=True, least=0.1),
+               "a: more": dict(task="a", better="more", form=".1f", logarithmic=False, least=10),
+               "a: near": dict(task="a", better="more", form=".1f", logarithmic=False, least=10),
+               "b: lone": dict(task="b", better="more", form=".1f", logarithmic=False, least=10)}
 
-    def numbers(less, more, unfinished=False):
+    def numbers(less, more, near, unfinished=False):
         return {"a: less": dict(value=less, unfinished=unfinished),
-                "a: more": dict(value=more, unfinished=unfinished)}
-    found = dict(one=numbers(4.0, 100.0), two=numbers(8.0, 50.0, True), mine=numbers(2.0, 0.0))
-    found["three"] = {"a: less": dict(reason="diverged"), "a: more": dict(value=12345.6,
-                                                                          unfinished=False)}
+                "a: more": dict(value=more, unfinished=unfinished),
+                "a: near": dict(value=near, unfinished=False), "b: lone": dict(reason="not run")}
+    found = dict(one=numbers(4.0, 100.0, 95.0), two=numbers(8.0, 50.0, 99.0, True),
+                 mine=numbers(2.0, 0.0, 100.0))
+    found["three"] = numbers(0.0, 12345.6, 100.0) | {"a: less": dict(reason="diverged")}
+    found["three"]["b: lone"] = dict(value=7.0, unfinished=False)
     path = tmp_path / "matrix.json"
     path.write_text(json.dumps(dict(columns=columns, cells=found, added="mine")))
     monkeypatch.setattr(sys, "stdout", written())
@@ -6743,8 +6747,10 @@ def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     best, worst = plot.WORST_TO_BEST(0.92), plot.WORST_TO_BEST(0.08)
     assert colors[0, 2] == best and colors[0, 1] == worst and colors[1, 3] == best
     assert colors[1, 2] == worst
-    # by the logarithm 4 is halfway from 8 to 2
-    assert colors[0, 0] == plot.WORST_TO_BEST(0.5)
+    # by the logarithm 4 is halfway from 8 to 2; so is 95 from 90 to 100, and what stands alone
+    for at in ((0, 0), (2, 0), (3, 3)):
+        assert colors[at] == plot.WORST_TO_BEST(0.5)
+    assert colors[2, 2] == colors[2, 3] == best
     hatched = {tuple(map(round, at)) for at, p in boxes.items() if p.get_hatch()}
     assert hatched == {(0, 1), (1, 1)}
     bold = [t.get_text() for t in ax.get_yticklabels() if t.get_weight() == "bold"]
