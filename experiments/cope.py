@@ -126,8 +126,8 @@ ENTRIES = {
             rows=counting(3, ("cope", "relative"), (1,)),
             reads=[
                 "The runs of cope_table3. Pass 100 has more idle operations than training, pass 10 "
-                "fewer, and so asks for larger answers, which are rare in short training programs: "
-                "read the errors by answer, and a constant guess's beside them.",
+                "fewer, and so asks for larger answers, which are rare in short training programs. "
+                "CoPE's error there was still falling.",
             ]),
         paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative"), (1,))),

@@ -23,7 +23,7 @@ SECTIONS = {
             "nope is torch's own scaled_dot_product_attention and nothing else; the models took "
             "turns in one run, so that a noisy machine disturbs all alike. Decoding is one token "
             "after 4,096; peak memory is that of eval.py on one window of 16,384 tokens, without "
-            "a T x T matrix. It was measured earlier, on an AMD EPYC.",
+            "a T x T matrix: measured earlier, on an AMD EPYC, before kernels/ had a way for CPUs.",
             "K-CABLE, t5, kerple, fire and relative need a gradient through their bias, which "
             "torch's fused CPU attention does not give: they train slower. On the CPU CABLE and "
             "FoX run inside that attention (kernels/cpu.py). On a GPU without Triton, or with "
