@@ -288,15 +288,16 @@ def reach(args):
             for head, share in enumerate(shares):
                 ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
             ax.set(xscale="log", title=f"{config['model']}, layer {layer}", ylim=(0, 1.03))
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
             ax.grid(alpha=0.3)
             if shares.shape[1] >= trained:  # from sequences of twice that length on
-                ax.axvline(trained, color="gray", ls=":", lw=1)
+                ax.axvline(trained, color="gray", ls=":", lw=1, label="training length")
                 rest = " ".join(f"{max(0, 100 - 100 * s[trained - 1]):5.1f}" for s in shares)
                 print(f"  layer {layer}, % of each head's attention farther back: {rest}")
         for ax in row[len(layers):]:
             ax.axis("off")
         row[0].set_ylabel("share of the attention")
-        row[0].legend(fontsize=8)
+        row[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for ax in axes[-1]:
         ax.set_xlabel("last n tokens")
     runs.write_figure(fig, args.out or figure_of(path, found, "reach.png"))
@@ -360,6 +361,7 @@ def counts(args):
             ax.axis("off")
         row[0].set_yticks(range(len(kinds)), kinds, fontsize=8)
         row[0].set_ylabel(name)
+    fig.suptitle("mean step of a token of each kind", fontsize=9)
     runs.write_figure(fig, args.out or figure_of(path, found, "counts.png"))
 
 

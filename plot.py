@@ -97,6 +97,9 @@ def panels(columns, width, height, rows=1, sharey="row"):
                         squeeze=False, layout="constrained")
 
 
+MOST_LINES = 10  # beyond, they cannot be told apart
+
+
 def looks(labels):
     """{label: how its line looks}, all different; the first is bold and black."""
     found = {}
@@ -182,7 +185,7 @@ def legend(axes):
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels()):
             found.setdefault(label, handle)
-    last = ["training length", "range over seeds"]
+    last = ["training length", "range over seeds", "95 % interval"]
     names = [name for name in found if name not in last] + [name for name in last if name in found]
     axes[-1, -1].legend([found[name] for name in names], names, loc="center left",
                         bbox_to_anchor=(1.01, 0.5))
@@ -212,6 +215,8 @@ def lengths(args):
         if model not in groups:
             runs.fail(f"{args.json} has no {model}: {runs.nearest(model, groups)}")
     groups = {label: groups[label] for label in args.models or groups}
+    if len(data["lengths"]) == 1 and len(groups) > MOST_LINES:
+        return perplexity_dots(args, data, groups)
     look = looks(groups)
     for label, lines in committed(data).items():
         groups[label], look[label] = lines, look[next(iter(look))] | COMMITTED
@@ -239,6 +244,22 @@ def lengths(args):
         known = {label: lines[kind] for label, lines in groups.items() if kind in lines}
         draw(ax, known, look)
     legend(axes)
+    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+
+
+def perplexity_dots(args, data, groups):
+    """One length and many rows: a dot for each run."""
+    fig, axes = panels(1, 5.2, 0.24 * len(groups) + 1)
+    ax = axes[0, 0]
+    for n, lines in enumerate(groups.values()):
+        _, seeds = lines["perplexity"]
+        ax.plot(np.ravel(seeds), [n] * len(seeds), "o", color="black", ms=4)
+    ax.set_yticks(range(len(groups)), groups)
+    ax.invert_yaxis()
+    ax.set(xscale="log", xlabel="perplexity",
+           title=f"{data['tokens']:,} tokens, in windows of {data['lengths'][0]:,}")
+    for axis in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        axis(lambda x, _: f"{x:g}")
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
@@ -365,6 +386,12 @@ def ndcg(args):
         ax.set(xlabel="tokens of a document", title=title)
         lines = {label: searched(rows, reading) for label, rows in groups.items()}
         draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
+        for label, rows in groups.items():
+            if len(rows) == 1:  # of several, the range over seeds is drawn
+                low, high = searched(rows, reading, "low"), searched(rows, reading, "high")
+                ax.fill_between(low[0], low[1][0], high[1][0], color=look[label]["color"],
+                                alpha=0.15, lw=0)
+                ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="95 % interval")
         bm25 = searched(next(iter(groups.values()))[:1], "bm25")
         ax.plot(bm25[0], bm25[1][0], color="gray", ls="--", label="BM25")
         ax.axhline(100 * data["chance"], color="gray", lw=1, ls="-.", label="chance")
@@ -393,9 +420,9 @@ def searches(path):
     return data, grouped(data["runs"])
 
 
-def searched(rows, reading):
-    """Runs that differ in the seed -> lengths (n,), nDCG@10 in % (seeds, n)."""
-    return shared([{int(L): (100 * found["ndcg@10"]["value"],)
+def searched(rows, reading, bound="value"):
+    """Runs that differ in the seed -> lengths (n,), nDCG@10 in % (seeds, n), or a bound of it."""
+    return shared([{int(L): (100 * found["ndcg@10"][bound],)
                     for L, found in r["search"][reading].items()} for r in rows])
 
 
@@ -409,8 +436,13 @@ def scores(args):
     look = looks(groups)
     lengths = sorted({T for rows in groups.values() for row in rows for T in row})
     flat = all(len(row) == 1 for rows in groups.values() for row in rows)
-    if not flat and len(groups) > 10:  # too many lines to tell apart
-        return score_grid(args, splits, groups, lengths, metric)
+    if not flat and len(groups) > MOST_LINES:
+        found = {}
+        for split in splits:
+            found[split] = {label: average([scored(row, split, metric) for row in rows])
+                            for label, rows in groups.items()}
+        fig = score_grid(found, metric, "string length (tokens)")
+        return runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
     fig, axes = panels(len(splits), 3.4, 0.3 * len(groups) + 1.4 if flat else 3.3)
     for ax, split in zip(axes[0], splits):
         found = {}
@@ -419,10 +451,13 @@ def scores(args):
         ax.set_title(split)
         if flat:
             dots(ax, found)
-            ax.set(xlabel=f"{metric_label(metric)} (%)", xlim=(-2, 102))
+            points = [p for rows in found.values() for row in rows for p in row.values()]
+            top = max(high for _, _, high in points)
+            right = 102 if top > 50 else 1.1 * top + 0.1
+            ax.set(xlabel=f"{metric_label(metric)} (%)", xlim=(-right / 50, right))
             continue
         length_axis(ax, lengths)
-        ax.set(xlabel="block_size (tokens)", ylim=(-2, 102))
+        ax.set(xlabel="string length (tokens)", ylim=(-2, 102))
         for length in trained:
             training_length(ax, length)
         draw(ax, {label: shared(rows) for label, rows in found.items() if shared(rows)[0]}, look)
@@ -435,25 +470,32 @@ def scores(args):
     runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
 
 
-def score_grid(args, splits, groups, lengths, metric):
-    """A row for each label, a column for each split and length: the mean over seeds in colours."""
-    fig, axes = panels(len(splits), 0.75 * len(lengths) + 0.6, 0.32 * len(groups) + 1.2)
-    for ax, split in zip(axes[0], splits):
+def average(rows):
+    """[{x: (y, ...)}, a seed each] -> {x: mean y} of the seeds that have it."""
+    xs = sorted(set().union(*rows))
+    return {x: float(np.mean([row[x][0] for row in rows if x in row])) for x in xs}
+
+
+def score_grid(found, metric, xlabel):
+    """Too many lines to tell apart: {split: {label: {x: %}}} in colours, a panel for each split."""
+    rows, more_is_better = next(iter(found.values())), not metric.endswith(("error", "rate"))
+    xs = sorted(set().union(*(by_x for by_label in found.values() for by_x in by_label.values())))
+    fig, axes = panels(len(found), 0.55 * len(xs) + 0.6, 0.32 * len(rows) + 1.2)
+    for ax, (split, by_label) in zip(axes[0], found.items()):
         ax.grid(False)
         ax.spines[:].set_visible(False)
         ax.tick_params(length=0)
-        for y, rows in enumerate(groups.values()):
-            found = [scored(row, split, metric) for row in rows]
-            for x, T in enumerate(lengths):
-                known = [row[T][0] for row in found if T in row]
-                mean = float(np.mean(known)) if known else None
-                cell = dict(value=mean, unfinished=False)
-                draw_cell(ax, x, y, cell, ".1f", None if mean is None else mean / 100)
-        ax.set_xticks(range(len(lengths)), [f"{T:,}" for T in lengths])
-        ax.set_yticks(range(len(groups)), groups)
-        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel="block_size (tokens)",
-               xlim=(-0.5, len(lengths) - 0.5), ylim=(len(groups) - 0.5, -0.5))
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+        for y, by_x in enumerate(by_label.values()):
+            for x, at in enumerate(xs):
+                value = share = by_x.get(at)
+                if share is not None:
+                    share = share / 100 if more_is_better else 1 - share / 100
+                draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share)
+        ax.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
+        ax.set_yticks(range(len(rows)), rows)
+        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=xlabel,
+               xlim=(-0.5, len(xs) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    return fig
 
 
 def task_runs(path):
@@ -515,18 +557,24 @@ def errors(args):
     for by_metric in found[0][0][1].values():
         metrics |= by_metric
     metric = choose(args.metric, list(metrics), args.paths[0])
+    first = Path(args.paths[0])
+    default = first.with_suffix(".steps.png") if first.suffix else first / "errors.png"
+    by_step = {}
+    for split in splits:
+        by_step[split] = {label: [steps(history, split, metric) for history in histories_]
+                          for label, histories_ in groups.items()}
+    if len(groups) > MOST_LINES:
+        means = {split: {label: average(rows) for label, rows in by_label.items()}
+                 for split, by_label in by_step.items()}
+        return runs.write_figure(score_grid(means, metric, "iter"), args.out, default)
     look = looks(groups)
     fig, axes = panels(len(splits), 3.6, 3.2)
-    for ax, split in zip(axes[0], splits):
+    for ax, (split, by_label) in zip(axes[0], by_step.items()):
         ax.set(title=split, xlabel="iter", ylim=(-2, 102))
-        lines = {}
-        for label, histories_ in groups.items():
-            lines[label] = shared([steps(history, split, metric) for history in histories_])
+        lines = {label: shared(rows) for label, rows in by_label.items()}
         draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
     axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
-    first = Path(args.paths[0])
-    default = first.with_suffix(".steps.png") if first.suffix else first / "errors.png"
     runs.write_figure(fig, args.out, default)
 
 
@@ -562,7 +610,7 @@ def positions(args):
     fig, axes = panels(len(wanted), 3.6, 3.2)
     for ax, (T, split) in zip(axes[0], wanted):
         training_length(ax, rows[0]["block_size"])
-        ax.set(title=f"{split}, block_size {int(T):,}", xlabel="position (tokens)")
+        ax.set(title=f"{split}, strings of {int(T):,}", xlabel="position (tokens)")
         lines = {}
         for label, found in groups.items():
             ys = [row[metric][T][split] for row in found if split in row[metric].get(T, {})]
@@ -653,7 +701,7 @@ def medians(ax, panel, metric, colors):
         ax.set_xscale("log", base=2)
     else:
         ax.xaxis.set_major_locator(plt.MaxNLocator(5, integer=True))
-    ax.set_xlabel("length")
+    ax.set_xlabel("length (symbols)")
     if "block_size" in panel:
         training_length(ax, panel["block_size"])
     lines, look = {}, {}
@@ -695,8 +743,8 @@ def theorem(data, out):
     left.set_xscale("log", base=2)
     left.set_yscale("symlog", linthresh=0.02)
     left.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    left.set(xlabel="length", ylabel="precision, 1 at length 2", title=panel["name"])
-    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length", ylabel=METRICS["tvd"],
+    left.set(xlabel="length (symbols)", ylabel="precision, at length 2 = 1", title=panel["name"])
+    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length (symbols)", ylabel=METRICS["tvd"],
               title=panel["name"])
     for ax in (left, right):
         ax.legend(fontsize=7)

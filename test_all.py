@@ -4144,6 +4144,29 @@ def test_many_rows_at_several_lengths_become_a_grid(tmp_path, monkeypatch):
     plot.plt.close(drawn[0])
 
 
+def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkeypatch):
+    figures, path = drawn(monkeypatch), tmp_path / "x.json"
+    rows = []
+    for n in range(11):
+        history = [[it, dict(iid=dict(answer_error=it * n / 100))] for it in (1, 2)]
+        rows.append(dict(label=f"m{n}", history=history))
+    path.write_text(json.dumps(dict(runs=rows)))
+    plot.main(["errors", str(path)])
+    ax, = figures[0].axes
+    found = {tuple(t.get_position()): t.get_text() for t in ax.texts}
+    assert found == {(x, y): f"{(x + 1) * y:g}" for x in (0, 1) for y in range(11)}
+    best = [p.get_facecolor() for p in ax.patches][0]
+    assert best == plot.WORST_TO_BEST(0.92)  # of an error, 0 is the best
+    rows = [dict(label=f"m{n}", model="x", name="x", seed=seed, block_size=8, config={}, iter=1,
+                 checkpoint="c", perplexity={"8": 2.0 + n + seed}, by_position=[[0, 8, 1.0]])
+            for n in range(11) for seed in (1, 2)]
+    path.write_text(json.dumps(dict(runs=rows, lengths=[8], tokens=9, data=dict(sha256=""))))
+    plot.main(["lengths", str(path)])
+    ax, = figures[1].axes
+    dots = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
+    assert dots == [([3.0 + n, 4.0 + n], [n, n]) for n in range(11)]
+
+
 def test_scores_of_several_runs_are_those_of_each_alone(trained, home):
     command(trained, "train.py", "--model", "learned", "--data", "flipflop", "--max_iters", 1,
             "--no-evaluate", *TINY_FLAGS, "--out_dir", home / "learned")
