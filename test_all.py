@@ -6909,6 +6909,12 @@ def test_the_paired_sign_test():
         dict(name="a panel", at=[3, 3], schemes=schemes)]))
     assert text.splitlines()[2].endswith("| - |") and "better than pre |" in text
     assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 |") and "not corrected" in text
+    schemes["pre_final"] = dict(trials=trials(0.5, 0.6, 0.9, 0.8, 0.4))  # a control of its own
+    text = tables.search_table(dict(metric="auc", panels=[
+        dict(name="a panel", at=[3, 3], schemes=schemes)]))
+    assert text.splitlines()[2].endswith("| - | 1 of 2, p = 1 |")
+    assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 | 2 of 3, p = 1 |")
+    assert text.splitlines()[4].endswith("| 1 of 2, p = 1 | - |")
 
 
 # -----------------------------------------------------------------------------

@@ -253,13 +253,17 @@ def best_trial(trials, metric, weights):
     return min(known, key=lambda t: sign * t[metric][weights]["validation"], default=None)
 
 
+CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
+
+
 def search_table(result):
     """
     The dots of a random search: median and best of every scheme, raw and BEMA, and in how many of
-    their shared trials it is better than the first.
+    their shared trials it is better than the first, and than the control, if there is one.
     """
     metric, rows = result["metric"], []
-    first = next(iter(result["panels"][0]["schemes"]))
+    schemes = list(result["panels"][0]["schemes"])
+    first, references = schemes[0], [name for name in schemes if name in (schemes[0], CONTROL)]
     for panel in result["panels"]:
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
@@ -271,20 +275,22 @@ def search_table(result):
                 best = best_trial(trials, metric, weights)
                 cells.append(f"{statistics.median(known):.4f}" if known else "-")
                 cells.append(f"{best[metric][weights]['test']:.4f}" if best else "-")
-            reference = panel["schemes"][first]["trials"]
-            cells.append("-" if scheme == first else sign_cells(trials, reference, metric))
+            for name in references:
+                reference = panel["schemes"][name]["trials"]
+                cells.append("-" if scheme == name else sign_cells(trials, reference, metric))
             if metric == "tvd":  # a distance: how many times smaller?
-                cells.append(best_ratio(trials, reference))
+                cells.append(best_ratio(trials, panel["schemes"][first]["trials"]))
             diverged = sum(not t["finite"] for t in trials)
             rows.append([where, scheme, len(trials), diverged, *cells])
     name = dict(tvd="TVD", auc="AUC").get(metric, metric)
     head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best", "median, BEMA",
-            "best, BEMA", f"better than {first}"]
+            "best, BEMA", *(f"better than {name}" for name in references)]
     head += [f"best / {first}'s best"] if metric == "tvd" else []
     text = markdown(head, rows)
-    text += (f"\n\nBetter than {first}: in so many of the shared trials (the same hyper-parameters "
-             "and initial weights; raw weights; without ties and without trials of which one has "
-             "diverged); p by a two-sided sign test, not corrected for the number of tests here.")
+    text += (f"\n\nBetter than {' and '.join(references)}: in so many of the shared trials (the "
+             "same hyper-parameters and initial weights; raw weights; without ties and without "
+             "trials of which one has diverged); p by a two-sided sign test, not corrected for the "
+             "number of tests here.")
     return text + "\n\n" + theorem_table(result["theorem"]) if "theorem" in result else text
 
 
@@ -301,7 +307,7 @@ def sign_test(pairs):
 
 
 def sign_cells(trials, reference, metric):
-    """Wins over the first scheme and their p, by the raw weights' test number: trial by trial."""
+    """Wins over another scheme and their p, by the raw weights' test number: trial by trial."""
     sign = 1 if metric == "tvd" else -1
     pairs = []
     for ours, theirs in zip(trials, reference):
