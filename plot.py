@@ -452,7 +452,7 @@ def scores(args):
         if flat:
             dots(ax, found)
             points = [p for rows in found.values() for row in rows for p in row.values()]
-            top = max(high for _, _, high in points)
+            top = max((high for _, _, high in points), default=100)  # a method may end
             right = 102 if top > 50 else 1.1 * top + 0.1
             ax.set(xlabel=f"{metric_label(metric)} (%)", xlim=(-right / 50, right))
             continue
