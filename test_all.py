@@ -4144,6 +4144,17 @@ def test_many_rows_at_several_lengths_become_a_grid(tmp_path, monkeypatch):
     plot.plt.close(drawn[0])
 
 
+def test_a_split_without_scores_is_drawn_empty_and_small_errors_large(tmp_path, monkeypatch):
+    figures = drawn(monkeypatch)
+    found = dict(iid=dict(answer_error=dict(value=0.02, low=0.01, high=0.05)))
+    row = dict(label="m", model="x", block_size=8, scores={"8": found})
+    (tmp_path / "x.json").write_text(json.dumps(dict(splits=["iid", "half"], runs=[row])))
+    plot.main(["scores", str(tmp_path / "x.json")])
+    iid, half = figures[0].axes
+    assert iid.get_xlim()[1] == pytest.approx(5.6) and half.get_xlim()[1] > 100
+    assert len(iid.lines) == 4 and len(half.lines) == 2  # two of them for the legend
+
+
 def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkeypatch):
     figures, path = drawn(monkeypatch), tmp_path / "x.json"
     rows = []
