@@ -4147,7 +4147,8 @@ def test_many_rows_at_several_lengths_become_a_grid(tmp_path, monkeypatch):
 def test_a_split_without_scores_is_drawn_empty_and_small_errors_large(tmp_path, monkeypatch):
     figures = drawn(monkeypatch)
     found = dict(iid=dict(answer_error=dict(value=0.02, low=0.01, high=0.05)))
-    row = dict(label="m", model="x", block_size=8, scores={"8": found})
+    row = dict(label="m", model="x", name="x", seed=1, config={}, iter=1, checkpoint="c",
+               block_size=8, scores={"8": found})
     (tmp_path / "x.json").write_text(json.dumps(dict(splits=["iid", "half"], runs=[row])))
     plot.main(["scores", str(tmp_path / "x.json")])
     iid, half = figures[0].axes
