@@ -7069,7 +7069,7 @@ def test_committed_json_is_compact_and_says_where_it_is_from():
         text = path.read_text()
         result = json.loads(text)
         deepest = max(len(line) - len(line.lstrip(" ")) for line in text.splitlines())
-        assert deepest <= 8 and text.count("\n") < 1000, path.name
+        assert deepest <= 8 and text.count("\n") < 1500, path.name
         assert result["command"].startswith("python "), path.name
         if path.name != "contrast.json":
             made = result["environment"]

@@ -107,8 +107,8 @@ SEARCHES = {
                 "better than pre_final, in 19 (output, post) to 25 (peri) of 25 trials, with half "
                 "its median or little more.",
                 "From one token, p* itself, only output and peri are better than pre (21 and 20 of "
-                "25): both have a norm on the attention's output, and none on the embeddings or on "
-                "the sum. pre_final, post and peri_init are worse than pre in 23 of 25.",
+                "25): both have a norm on the attention's output and none on the embeddings. "
+                "pre_final, post and peri_init, which has that, are worse than pre in 23 of 25.",
                 "Trained on samples for 20,000 steps the same norms help, but less: nothing has "
                 "generalized as far by then.",
                 "BEMA makes most medians worse with p* itself: where labels have no noise, there "
