@@ -5538,7 +5538,7 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
             kinds = ["attention"]
         elif "runs" in result:
             kinds = ["scores", "errors"] if "columns" in result else ["lengths"]
-            kinds = ["matrix"] if "cells" in result else kinds
+            kinds = ["matrix", "reading"] if "cells" in result else kinds
             kinds = ["scores"] if "scores" in result["runs"][0] and kinds == ["lengths"] else kinds
             kinds = ["ndcg"] if "search" in result["runs"][0] else kinds
             kinds = ["curves"] if "losses" in result else kinds
@@ -5547,7 +5547,7 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
             figures[-1].draw_without_rendering()
             said = " ".join(labels_of(figures[-1]))
             ticks = [t.get_text() for ax in figures[-1].axes for t in ax.get_yticklabels()]
-            names = {r.get("label", r["model"]) for r in result.get("runs", [])}
+            names = {r["label"] if "label" in r else r["model"] for r in result.get("runs", [])}
             for panel in result.get("panels", []):
                 if "theorem" not in result:
                     names |= {f"{scheme}, median" for scheme in panel["schemes"]}
