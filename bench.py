@@ -22,6 +22,7 @@ Writes results/bench.<device>.json, and results/README.md anew.
 import importlib.util
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -274,6 +275,20 @@ def sdpa(q, k, v, *options):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def unfused(q, k, v, *options):
+    """
+    Plain attention with a torch call for every step, without positions: what a method without a
+    fused kernel takes at least.
+    """
+    rows, T, y = 64, k.size(2), []
+    for start in range(0, T, rows):
+        end = min(start + rows, T)
+        later = torch.full((end - start, end), -math.inf, device=q.device).triu(start + 1)
+        logits = q[:, :, start:end] @ k[:, :, :end].transpose(-1, -2) / math.sqrt(q.size(3))
+        y.append((logits + later.to(q.dtype)).softmax(-1) @ v[:, :, :end])
+    return torch.cat(y, dim=2)
+
+
 def call(f, model, calls, backward):
     """-> what to time: all layers' forward without gradients, or with those of every input."""
     if not backward:
@@ -302,6 +317,8 @@ def leaf(x):
 def measure(args, rows, name, model, calls, T, key):
     """One case, forward or both, into {label: row}; sdpa's time is of the same q, k and v."""
     steps, functions = {}, dict(sdpa=sdpa)
+    if args.device.type == "cpu" and "plain" in args.ways:
+        functions["unfused"] = unfused
     for way, f in ways(args, model, calls, T).items():
         functions[name if way == "plain" else f"{name}: {way}"] = f
     for label, f in functions.items():

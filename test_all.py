@@ -1034,6 +1034,60 @@ def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
 
 
+@pytest.mark.parametrize("Tq, Tk", [(1, 1), (2, 2), (64, 64), (65, 65), (300, 300), (5, 300),
+                                    (100, 130)])
+@pytest.mark.parametrize("case", ["tra", "cope key P=3", "cope key P=64", "cope val P=5",
+                                  "cope sep P=3"])
+def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
+    """
+    Its output; gradients of the plain function, as the literal form has none in an empty row. In
+    float64, where scores hardly ever lie at a step.
+    """
+    module, _, args = example(case, Tq, Tk)
+    if case.startswith("cope val"):
+        args[-1] = args[2]
+    fast = kernels.ON_CPU[plain_of(module).__name__]
+    inputs = [x for x in args if x is not None]
+    dy = torch.randn_like(args[0])
+    got, want = (gradients(f, inputs, dy) for f in (fast, plain_of(module)))
+    for a, b in zip(got, want):
+        close(a, b, 1e-12 * max(1, b.abs().max().item()))
+    close(got[0], module.literal(*args)[0], 1e-12)
+    with torch.no_grad():
+        assert torch.equal(fast(*inputs), got[0])
+
+
+@pytest.mark.parametrize("case", ["tra", "cope key P=5", "cope sep P=5"])
+def test_what_counts_on_a_cpu_keeps_to_the_past(case):
+    """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
+    module, _, args = example(case, 130, 130)
+    args = in_float32(args)
+    fast = kernels.ON_CPU[plain_of(module).__name__]
+    before = fast(*args)
+    for value in (1e4, 1e30, math.inf, math.nan):
+        changed = [x.clone() if torch.is_tensor(x) else x for x in args]
+        for x in changed:
+            if torch.is_tensor(x) and x.dim() > 2:
+                x[:, :, 70:] = value
+        y = fast(*changed)
+        assert torch.equal(y[:, :, :64], before[:, :, :64])
+        if math.isfinite(value):
+            assert torch.equal(y[:, :, :70], before[:, :, :70])
+    assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast(*args) is None
+
+
+def test_what_counts_on_a_cpu_keeps_nothing_when_evaluating():
+    """A table is a parameter, which wants a gradient: not while there are none."""
+    _, _, args = example("cope key P=5")
+    args[3].requires_grad_()
+    fast = kernels.cpu_count.cope_attention
+    with torch.no_grad():
+        assert not fast(*args).requires_grad
+    assert len(fast(*args).grad_fn.saved_tensors) == 10
+
+
 def test_what_the_cpus_way_leaves_to_the_plain_function():
     q, k, v, S, g, _ = example("cable")[2]
     cable = kernels.cpu.cable_attention
@@ -5340,6 +5394,19 @@ def test_a_fork_without_variants_answers_to_its_file_s_name(copy):
     assert "model_mine.py cannot be used: ValueError: VARIANTS sets n_layre, which" in err
 
 
+def test_bench_measures_beside_plain_attention_in_steps():
+    q, k, v = torch.randn(3, 2, 3, 150, 8, dtype=torch.float64, requires_grad=True)
+    later = torch.ones(150, 150, dtype=torch.bool).triu(1)
+    logits = (q @ k.mT / math.sqrt(8)).masked_fill(later, -math.inf)
+    want = logits.softmax(-1) @ v
+    gradients = torch.autograd.grad(want.square().sum(), (q, k, v))
+    for f in (bench.unfused, bench.sdpa):
+        y = f(q, k, v)
+        close(y, want, 1e-12)
+        for ours, theirs in zip(torch.autograd.grad(y.square().sum(), (q, k, v)), gradients):
+            close(ours, theirs, 1e-12)
+
+
 WINDOW = [(".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 4)"),
           ("masked_fill(j > i,", "masked_fill((j > i) | (j < i - 4),")]
 
@@ -6134,7 +6201,7 @@ def test_bench_takes_the_attention_of_a_trained_run(small, trained, home):
     command(trained, "bench.py", "attention", "--run", "cable", "--lengths", 20, 30, *flags)
     found = json.loads((home / "a.json").read_text())["attention"]
     assert list(found) == ["20", "30"]
-    assert list(found["20"]) == ["sdpa", "cable", "cable: kernel"]
+    assert list(found["20"]) == ["sdpa", "unfused", "cable", "cable: kernel"]
     said = complaint(trained, "bench.py", "attention", "--run", "learned", "--lengths", 20, *flags)
     assert "learned positions end at block_size=16" in said
 

@@ -49,6 +49,21 @@ def searched():
     return {f"{row}, {rate}": (flags(row, rate), 1) for row in FAMILIES for rate in RATES}
 
 
+def settings():
+    """{row: (its flags, one seed)}: more bytes, longer windows, more layers, more context?"""
+    def row(flags, steps):
+        words = f"{flags} --learning_rate 4e-3 --min_lr 4e-4"
+        return f"{words} --max_iters {steps} --eval_interval {steps // 5}", 1
+    return {
+        "rope, 3M bytes": row("--model rope", STEPS // 2),
+        "rope, 6M bytes": row("--model rope", STEPS),
+        "rope, 12M bytes": row("--model rope", 2 * STEPS),
+        "rope, 12M bytes, T = 512": row("--model rope --block_size 512 --batch_size 8", 2 * STEPS),
+        "rope, 6M bytes, 8 layers": row("--model rope --n_layer 8", STEPS),
+        "cable, 6M bytes": row("--model cable", STEPS),
+        "cable, 12M bytes": row("--model cable", 2 * STEPS)}
+
+
 # the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length
 PAPERS = {
     "CABLE, Table 1 (1,024)": dict(
@@ -96,6 +111,14 @@ ENTRIES = {
                         "8e-3, the highest rate tried: a higher one may be better still. None was "
                         "finished: validation losses fell by .04 to .10 nats over the last fifth. "
                         "The rates went into PICKED in experiments/lm.py by hand."]),
+    ),
+    "lm_context": dict(
+        about="Where is context worth something inside the training length? Strided perplexity of "
+              "the same tokens, each with at least half a window to look back on",
+        published={},
+        cpu=dict(minutes=17, train=TRAIN, rows=settings(),
+                 eval="--split val --lengths 32 64 128 256 512 --strided",
+                 reads=["T is 256 unless a row says otherwise; all rows see 4,096 bytes a step."]),
     ),
 }
 

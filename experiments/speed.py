@@ -30,8 +30,8 @@ SECTIONS = {
             "--kernel off, they take 128 query rows at a time, with the bias as a mask: memory "
             "stays linear in T when evaluating, but training stores the rows' biases.",
             "TRA and CoPE have no fused attention on a CPU: every step of theirs is a pass over "
-            "the matrix of logits, forward and backward. Diff runs two maps, and RoPE four times "
-            "a layer.",
+            "the matrix of logits, forward and backward (kernels/cpu_count.py, with derivatives by "
+            "hand). Diff runs two maps, and RoPE four times a layer.",
         ]),
     "bench.generate.cpu": dict(
         about="2,048 tokens written by CABLE over its cache, and by running the whole text again "
@@ -63,16 +63,20 @@ SECTIONS = {
             "`kernel` is kernels/cpu.py: beyond 1,024 keys it leaves out those that have decayed, "
             "so at 16,384 CABLE takes less time than plain attention, forward and backward. Its "
             "output is that of the whole sum to 1e-6.",
-            "What has decayed to e^-90 is a denormal number, on which a CPU is several times "
-            "slower; train.py and the other commands have it flushed to 0.",
+            "What has decayed to e^-90 is a denormal number, on which a CPU is slow (findings.md); "
+            "train.py and the other commands have it flushed to 0.",
             "One token of cached decoding gains nothing: the bound needs the size of every key, "
             "which costs what the attention costs.",
         ]),
     "bench.attention.short.cpu": dict(
-        about="The same at shorter lengths, beside CoPE as in its paper's listing",
+        about="The attention functions at shorter lengths, and as the papers write them (literal)",
         json=["bench.attention.short.cpu.json"], figures=["bench.attention.short.cpu.png"],
-        reads=["The listing flips whole T x T matrices to sum the gates; model_cope.py takes 128 "
-               "query rows at a time, nearest key first, and stops where all counts are full."]),
+        reads=[
+            "unfused is plain attention without positions, in blocks of 64 query rows, a torch "
+            "call for every step: what TRA and CoPE, which have no fused attention on a CPU, take "
+            "at least. CoPE's literal is its paper's listing, which flips whole T x T matrices to "
+            "sum the gates; what runs takes 64 query rows at a time, nearest key first, and stops "
+            "where all counts are full."]),
     "bench.kernels": dict(
         about="The Triton kernels by type, head size d and GPU (sm_80: A100, sm_90: H100)",
         json=["bench.kernels.json"],

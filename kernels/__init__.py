@@ -4,10 +4,11 @@ Every way to compute an attention that is faster than the plain function of its 
     y = attend(cable_attention, q, k, v, S, g)
 
 attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
-CPU what leaves out the keys that have decayed (cpu.py). The plain function stays the truth. Before
-a way runs for the first time, it is compared with the very function it was given, outputs and
-gradients; where the two differ the plain function runs, and one line says so. So an attention that
-was edited, or a GPU that nobody has seen, gives the right result, only slower.
+CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
+plain function stays the truth. Before a way runs for the first time, it is compared with the very
+function it was given, outputs and gradients; where the two differ the plain function runs, and one
+line says so. So an attention that was edited, or a GPU that nobody has seen, gives the right
+result, only slower.
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
@@ -18,7 +19,7 @@ import sys
 
 import torch
 
-from . import cpu
+from . import cpu, cpu_count
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where this is left open
 try:
@@ -32,7 +33,8 @@ enabled = True  # False: only plain functions run
 INTERPRET = triton is not None and triton.knobs.runtime.interpret
 # Names are those of the model files' functions. A way returns None for what it cannot do.
 ON_CPU = dict(cable_attention=cpu.cable_attention, fox_attention=cpu.fox_attention,
-              alibi_attention=cpu.alibi_attention)
+              alibi_attention=cpu.alibi_attention, tra_attention=cpu_count.tra_attention,
+              cope_attention=cpu_count.cope_attention)
 ON_GPU = {} if triton is None else dict(
     cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
     alibi_attention=separable.alibi_attention,
