@@ -148,8 +148,8 @@ ENTRIES = {
             "window, and recall by how far back the pair is, both far beyond the training length "
             "(learned positions: within it).",
             "One seed a row: close cells claim no order. Every text row was still falling. In copy "
-            "all but CoPE and RoPE had learned nothing after 2,000 steps, which is not hatched: "
-            "what stands still does not fall. kerple, relative, diff and peri have not run.",
+            "only CoPE, Diff, peri and, in part, RoPE had learned anything after 2,000 steps; "
+            "where another is not hatched, it stood still.",
             "A column's colours go from its worst to its best, or from a difference that matters: "
             "10 points, 10 % of a perplexity, .05.",
             "Learning rates are as they come with the tasks, chosen for no row. peri is RoPE with "
