@@ -6396,12 +6396,11 @@ def test_a_way_that_fails_has_the_reason_in_its_row(small, home, monkeypatch):
 
 
 def test_memory_of_one_call_beyond_its_inputs():
-    """In this process: what is held for the backward pass, and given back."""
-    def hungry(x):
-        return (torch.ones(64, 1024, 1024) * x).sum(0)
-    x = torch.ones(1024, requires_grad=True)
-    found = bench.resident_memory(1, hungry, torch.nn.Linear(1, 1), [(x,)], False)
-    assert found is None or 0 <= found < 2
+    """In a process of its own: the literal form holds some matrices of 4,096 x 4,096 numbers."""
+    q, k, v = torch.randn(3, 1, 4, 4096, 8)
+    what = model_baseline.literal, torch.nn.Linear(1, 1), [(q, k, v)], False
+    found = bench.extra_memory(torch.device("cpu"), *what)
+    assert found is None or 0.5 < found < 2.5  # a matrix is .27 GB
 
 
 # -----------------------------------------------------------------------------
@@ -6947,6 +6946,24 @@ def test_what_a_cells_definition_is(monkeypatch):
         monkeypatch.setattr(matrix.inspect, "getsource", lambda _, source=source: source)
         hashes.append(matrix.code.__wrapped__(None))
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_matrix_of_another_definition_says_where():
+    entry = matrix.ENTRIES["matrix"]
+    for where, value, says in (
+            ((), None, ""), (("config", "learning_rate"), 1.0, "its row 'nope': text has"),
+            (("definition", "task"), "other", "the code of text's task has changed"),
+            (("definition", "metric"), "other", "the code of text's metric has changed"),
+            (("label",), "mine", "it has no 'nope' on text"),
+            (("task",), "other", "it has no 'nope' on text")):
+        result = json.loads((ROOT / "results" / "matrix.cpu.json").read_text())
+        one = result["runs"][0]
+        for key in where[:-1]:
+            one = one[key]
+        if where:
+            one[where[-1]] = value
+        found = matrix.older(result, entry, entry["cpu"])
+        assert says in found if says else not found
 
 
 def test_the_columns_of_the_matrix_by_hand():
