@@ -2994,6 +2994,45 @@ def test_an_encoder_attends_both_ways(name, rows, monkeypatch):
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
+def test_an_encoder_by_hand(name):
+    """From tokens to a vector, by the weights alone."""
+    model, idx = encoder(name), torch.randint(1, 61, (7,))
+    C, H, T, pe = 32, 4, 7, name.removeprefix("bert_")
+    pos = torch.arange(T, dtype=torch.float64)
+    x = model.wte.weight[idx]
+    if pe == "learned":
+        x = x + model.wpe.weight[:T]
+    if pe == "sinusoidal":
+        waves = [(math.sin, math.cos)[c % 2] for c in range(C)]
+        sines = [[wave(p / 10000 ** (c // 2 * 2 / C)) for c, wave in enumerate(waves)]
+                 for p in range(T)]
+        x = x * math.sqrt(C) + torch.tensor(sines, dtype=torch.float64)
+    for block in model.h:
+        attn, n = block.attn, N(x, block.ln_1, 1e-6)
+        q, k, v = (n @ attn.c_attn.weight.T).view(1, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
+        S = g = None
+        if pe == "rope":  # channels c and c + 4 are a pair
+            turn = torch.exp(1j * pos[:, None] * 10000.0 ** (-torch.arange(4) / 4))
+            q, k = ((torch.complex(z[..., :4], z[..., 4:]) * turn) for z in (q, k))
+            q, k = (torch.cat((z.real, z.imag), -1) for z in (q, k))
+        if pe == "alibi":
+            S = pos.expand(1, H, T)
+            g = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])[None, :, None].expand(1, H, T)
+        if pe == "cable":
+            step = (n @ attn.w_c.weight.T + attn.w_c.bias).clamp(min=0)
+            S = step.T.cumsum(-1)[None]
+            g = (n @ attn.w_s.weight.T + attn.w_s.bias).exp().add(1).log().T[None]
+        y = naive_encoder_attention(q, k, v, None, S, g)
+        x = x + y.transpose(1, 2).reshape(T, C) @ attn.c_proj.weight.T
+        x = x + mlp_by_hand(N(x, block.ln_2, 1e-6), block.mlp)
+    mean = N(x, model.ln_f, 1e-6).mean(0)
+    close(model.embed(idx[None])[0], mean / mean.norm(), 1e-5)
+    fresh = runs.make_model(dict(model=name))
+    assert fresh.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8 ** .5, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
 def test_padding_changes_nothing(name):
     """Vectors and gradients of a batch are those of its texts one by one, however far padded."""
     model = encoder(name)
@@ -3321,6 +3360,62 @@ def test_windows_and_where_the_answer_begins():
     found = evaluation.by_evidence(places, np.array([0, 9, 12]), 8)
     assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
     assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
+
+
+def test_a_search_by_an_oracle():
+    """
+    A vector says what a text begins with, longer where its second token is larger: the places of
+    the right documents, read as a whole, in windows of 2 tokens, and beside BM25.
+    """
+    def embed(idx):
+        return F.one_hot(idx[:, 0], 10) * (1 + idx[:, 1:2] / 100)
+    model = types.SimpleNamespace(config=types.SimpleNamespace(n_embd=10), embed=embed)
+    run = types.SimpleNamespace(name="oracle", model=model, config=dict(block_size=2))
+    task = types.SimpleNamespace(ours=lambda texts: texts)
+    documents = [np.array(x) for x in ([1, 2, 3, 4], [3, 1], [5, 6, 2, 7, 1, 9])]
+    queries, of = [np.array([n, 0]) for n in (3, 2, 1)], np.array([1, 2, 0])
+    bm25 = {L: np.array([[9, 1, 5], [2, 1, 3], [3, 2, 1]]) for L in (2, 4, 6)}
+    found = evaluation.search(run, task, documents, queries, of, bm25, "cpu",
+                              contextlib.nullcontext())
+    assert found.keys() == evaluation.READINGS.keys()
+    places = {name: {L: at.tolist() for L, at in by.items()} for name, by in found.items()}
+    assert [at[0] for at in places["whole"].values()] == [1, 1, 1]
+    assert places["windows"][4] == [2, 1, 1] and places["windows"][6] == [2, 1, 2]
+    assert places["windows"][2][0] == places["windows"][2][2] == 1
+    assert places["bm25"] == {L: [3, 1, 1] for L in (2, 4, 6)}
+    assert places["whole_bm25"][4][0] == 2 and places["windows_bm25"][6][0] == 3
+
+
+def test_what_is_asked_in_a_search(library, monkeypatch):
+    """Every query with its own document, BM25 of what is cut, the interval over documents."""
+    command(library, "train.py", "--data", "retrieval", *ENCODER_FLAGS, "--query_size", 16,
+            "--max_iters", 1, "--no-evaluate", "--out_dir", "r")
+    asked, grouped = [], []
+    search, bootstrap = evaluation.search, data.bootstrap
+
+    def noted(*args):
+        asked.append(args)
+        return search(*args)
+
+    def by(values, groups, seed):
+        grouped.append(groups)
+        return bootstrap(values, groups, seed)
+    monkeypatch.setattr(evaluation, "search", noted)
+    monkeypatch.setattr(data, "bootstrap", by)
+    command(library, "eval.py", "r", "--lengths", 32, 512, "--queries", 4, "--split", "train",
+            draw=True)
+    (_, task, documents, queries, of, bm25, *_), = asked
+    _, every, its, _ = task.collection("train", 512)
+    pairs = {(tuple(text), n) for text, n in zip(map(np.ndarray.tolist, every), its.tolist())}
+    drawn = {(tuple(text.tolist()), n) for text, n in zip(queries, of.tolist())}
+    assert drawn <= pairs and len(queries) == 4 and len({n for _, n in pairs}) > 1
+    words = [data.words(text) for text in task.read(queries)]
+    for L in (32, 512):
+        cut = [data.words(text) for text in task.read([tokens[:L] for tokens in documents])]
+        assert np.array_equal(bm25[L], data.bm25(words, cut))
+    assert all(np.array_equal(groups, of) for groups in grouped)
+    assert "must be multiples of the training length, 32" in complaint(
+        library, "eval.py", "r", "--lengths", 33)
 
 
 def test_from_masked_tokens_to_search(library, monkeypatch):
