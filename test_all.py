@@ -6602,6 +6602,99 @@ def test_a_table_of_perplexities_is_made_continued_and_not_made_again(home, here
     assert len(json.loads((home / "results" / "texts.cpu.json").read_text())["runs"]) == 2
 
 
+def cells_of(table):
+    return [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
+
+
+def test_tables_of_eval_by_hand():
+    """Every number of a made-up JSON in the cell where it belongs."""
+    runs_ = [dict(name="a-1", model="a", label="a", perplexity={"8": 3.5, "16": 4.5},
+                  strided={"8": 3.25, "16": 2.75}),
+             dict(name="a-2", model="a", label="a", perplexity={"8": 5.5, "16": 6.5},
+                  strided={"8": 5.25, "16": 4.75})]
+    result = dict(runs=runs_, lengths=[8, 16], papers={"P": dict(a=7.125), "Q": dict(b=1)})
+    assert cells_of(tables.strided_table(result)) == [
+        ["model", "8", "16"], ["a", "3.500", "4.500"], ["a, strided", "3.250", "2.750"],
+        ["a", "5.500", "6.500"], ["a, strided", "5.250", "4.750"]]
+    assert cells_of(tables.papers_table(result)) == [
+        ["row", "8", "16", "16, strided", "P", "Q"],
+        ["a", "4.500 ± 1.414", "5.500 ± 1.414", "3.750 ± 1.414", "7.12", "-"]]
+
+    def scored(*values):
+        rates = iter(values)
+        return {T: {split: dict(exact=dict(value=next(rates), low=0.25, high=0.75),
+                                other=dict(value=0.99)) for split in ("iid", "far")}
+                for T in ("8", "1024")}
+    result = dict(splits=["iid", "far"], runs=[
+        dict(name="a-1", model="a", scores=scored(0.5, 0.25, 0.375, 0.125)),
+        dict(name="a-2", model="a", scores=scored(0.625, 0.5, 0.75, 0.25)),
+        dict(name="b-1", model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
+    heads = ["iid 8", "iid 1,024", "far 8", "far 1,024"]
+    assert cells_of(tables.runs_table(result)) == [
+        ["run", *heads], ["a-1", "50.0", "37.5", "25.0", "12.5"],
+        ["a-2", "62.5", "75.0", "50.0", "25.0"], ["b-1", "50.0", "25.0", "62.5", "50.0"]]
+    found = cells_of(tables.lengths_table(result))
+    assert found[0] == ["model", "seeds", *heads]
+    assert found[1][:4] == ["a", "2", "56.25 ± 8.84", "56.25 ± 26.52"]
+    assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00")
+
+
+def test_tables_of_the_encoders_by_hand():
+    losses_ = [[n, float(n)] for n in range(1, 41)]
+    result = dict(runs=[dict(label="a", iter=40, loss=losses_, val_loss=[[20, 9.5], [40, 8.5]])])
+    assert cells_of(tables.losses_table(result)) == [
+        ["model", "seeds", "training, up to step 10", "training, up to step 20",
+         "training, up to step 40", "validation"],
+        ["a", "1", "8.500", "18.500", "38.500", "8.500"]]
+
+    def measure(value):
+        rate = dict(value=value, low=value - 0.0625, high=value + 0.0625)
+        return {"ndcg@10": rate, "recall@1": dict(value=0.0, low=0.0, high=0.0)}
+    found = {reading: {"8": measure(0.125 * n), "16": measure(0.125 * n + 0.0625)}
+             for n, reading in enumerate(evaluation.READINGS, 1)}
+    at = dict(length=16, edges=[0, 8, 16], queries=[3, 4], whole=[0.5, None], first=[0.25, 0.125],
+              windows=[0.375, 0.75], bm25=[0.625, None])
+    result = dict(lengths=[8, 16], paper=dict(a=[30.5]),
+                  runs=[dict(label="a", block_size=8, search=found, by_answer_at=at)])
+    text = tables.retrieval_table(result)
+    assert "documents of 16 tokens" in text
+    first, second = (cells_of(half) for half in text.split("By the token"))
+    assert first[0] == ["model", "seeds", "8 (1x)", "16 (2x)"]
+    assert second[0] == ["model", "seeds", "0 to 8", "8 to 16"]
+    first, second = ({cells[0]: cells[1:] for cells in half} for half in (first, second))
+    assert first["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
+    assert first["a, its best window"][1] == "25.00 [18.75, 31.25]"
+    assert first["a and BM25"][1] == "50.00 [43.75, 56.25]"
+    assert first["a, its best window, and BM25"][1] == "62.50 [56.25, 68.75]"
+    assert first["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]
+    assert first["BM25"][1:] == ["37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"]
+    assert second["a"][1:] == ["50.0", "-"] and second["a, its best window"][2] == "75.0"
+    assert second["a, the first 8 tokens alone"][1:] == ["25.0", "12.5"]
+    assert second["BM25"][1:] == ["62.5", "-"] and second["queries"][1:] == ["3", "4"]
+
+
+def test_tables_of_bench_by_hand():
+    one = dict(sdpa=dict(forward_ms=10.0, forward_of_sdpa=1.0, forward_GB=0.5, both_ms=30.0,
+                         both_of_sdpa=1.0),
+               cable=dict(forward_ms=15.0, forward_of_sdpa=1.5, forward_GB=0.25, both_ms=75.0,
+                          both_of_sdpa=2.5, both_GB=0.75),
+               tra=dict(forward_failed="no memory"))
+    two = dict(sdpa=dict(forward_ms=1234.0, forward_of_sdpa=1.0))
+    assert cells_of(tables.attention_table({"64": one, "1024": two})) == [
+        ["times sdpa (GB)", "forward, T = 64 (sdpa: 10 ms)",
+         "forward and backward, T = 64 (sdpa: 30 ms)", "forward, T = 1,024 (sdpa: 1,234 ms)"],
+        ["sdpa", "1.00 (0.50)", "1.00", "1.00"],
+        ["cable", "1.50 (0.25)", "2.50 (0.75)", "-"], ["tra", "failed", "-", "-"]]
+    kernel = dict(registers=64, spill_stores=4, spill_loads=8, instructions=1200, serialized=True)
+    found = {"f, sm_80": kernel, "g, sm_90": kernel | dict(serialized=False, spill_loads=0)}
+    assert cells_of(tables.kernels_table(found))[1:] == [
+        ["f", "64 / 8 / 1,200 C7515", "-"], ["g", "-", "64 / 4 / 1,200"]]
+    found = dict(train=dict(a=dict(tok_s=12345, of_nope=1.5)), memory=dict(b=dict(peak_GB=0.25)))
+    assert cells_of(tables.bench_table(found)) == [
+        ["model", "tok/s in training", "of nope's", "peak memory, GB"],
+        ["a", "12,345", "1.50", "-"], ["b", "-", "-", "0.25"]]
+
+
 def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     columns = [("in", "iid", "exact_match"), ("dense", "dense", "exact_match")]
     rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", flags="--P 9 --max_iters 3")
