@@ -3207,6 +3207,33 @@ def test_a_query_is_taken_out_of_its_document(library):
             assert "def " + "_".join(words[:2]) in bytes(back[document].tolist()).decode()
 
 
+def test_which_definitions_are_asked_for(library, monkeypatch):
+    """No docstring of two definitions, at most ASKED of a test file, no answer beyond the limit."""
+    def file(*names):
+        return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
+                           for n in names).encode()
+    ten = [f"number{n}" for n in range(10)]
+    texts = [("train", file("one", "same")), ("train", file("same", "two")), ("test", file(*ten))]
+    with monkeypatch.context() as patch:
+        patch.setattr(data.text, "open_corpus", lambda corpus: texts)
+        splits = data.retrieval.from_documents("any")
+    assert [(query, n) for query, n, _ in splits["train"][1]] == [
+        ("It is one that does this.", 0), ("It is two that does this.", 1)]
+    assert len(splits["test"][1]) == data.retrieval.ASKED == 8
+    task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=64)
+    _, every, _, at = task.collection("train", 10**6)
+    limit = int(np.median(at))
+    documents, some, _, near = task.collection("train", limit)
+    assert 0 < len(some) < len(every) and max(near) < limit
+    assert max(map(len, documents)) == limit
+    before = []
+    for first in range(20):  # the definition begins anywhere in the first half of the window
+        _, y = task.batch("train", 4, rng(first))
+        answers = {n: at[task.pairs["train.of"] == n] for n in y[:, 0]}
+        before += [min(a - start for a in answers[n] if a >= start) for n, start in y[:, :2]]
+    assert max(before) > 20 and len(set(before)) > 10
+
+
 def test_docstrings_that_stay_and_those_that_go():
     source = (
         'def a():\n    """Said in one place."""\n    return 1\n\n\n'
@@ -3304,6 +3331,7 @@ def test_info_nce_is_what_the_loop_says(library):
         task.loss(model, x[:1], y[:1])
 
 
+@torch.no_grad()
 def test_a_hard_negative_is_another_place_of_the_file(library):
     task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=32)
     task.begin(encoder("bert_nope", vocab_size=task.vocab_size))
@@ -3313,6 +3341,15 @@ def test_a_hard_negative_is_another_place_of_the_file(library):
     known = chosen >= 0
     assert known.mean() > 0.9 and (chosen[known] < lengths[of[known]]).all()
     assert (abs(chosen - at)[known] >= 64).all()
+    model = encoder("bert_nope", vocab_size=task.vocab_size)
+    for n in known.nonzero()[0][:5]:  # of the others the one most like the query
+        places = np.arange(0, lengths[of[n]], 32)
+        other = (places <= at[n] - 64) | (places >= max(at[n] + 64, end[n]))
+        windows = task.cut("train.documents", np.full(len(places), of[n]), places, 32)
+        query = task.cut("train.queries", np.array([n]), 0, task.query_size)
+        scores = (model.embed(torch.from_numpy(windows)) @ model.embed(torch.from_numpy(query))[0])
+        most = scores[torch.from_numpy(other)].max()
+        assert scores[(places == chosen[n]).argmax()] == pytest.approx(most.item(), abs=1e-5)
     task.pairs["train.end"] = np.where(of == 0, lengths[0], end)  # definitions as long as the file
     task.begin(encoder("bert_nope", vocab_size=task.vocab_size))
     again = task.kept["negatives"].numpy()
