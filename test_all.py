@@ -1656,14 +1656,18 @@ def copy(tmp_path, monkeypatch):
 def fork(copy):
     """fork(name, *edits) -> model_NAME.py edited as model_mine.py, which answers to `mine`."""
     def edit(name, *edits):
-        source = (ROOT / f"model_{name}.py").read_text()
-        variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
-        for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
-            assert old in source, f"model_{name}.py has no {old!r} to edit"
-            source = source.replace(old, new)
-        (copy / "model_mine.py").write_text(source)
+        write_fork(copy, name, *edits)
         return runs.find_model("mine")[0]
     return edit
+
+
+def write_fork(folder, name="cable", *edits):
+    source = (ROOT / f"model_{name}.py").read_text()
+    variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
+    for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
+        assert old in source, f"model_{name}.py has no {old!r} to edit"
+        source = source.replace(old, new)
+    (folder / "model_mine.py").write_text(source)
 
 
 SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window, in the literal form
@@ -5716,26 +5720,22 @@ def test_bench_measures_beside_plain_attention_in_steps():
             close(ours, theirs, 1e-12)
 
 
-WINDOW = [(".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 4)"),
-          ("masked_fill(j > i,", "masked_fill((j > i) | (j < i - 4),")]
-
-
 def test_maps_and_bench_see_the_edited_attention(fork, copy, monkeypatch, capsys):
-    """A window of five keys in the copy of a file: no key beyond it is shown, nor is it fast."""
+    """A window of nine keys in the copy of a file: no key beyond it is shown, nor is it fast."""
     monkeypatch.setattr(bench, "extra_memory", lambda *what: None)
     figures = drawn(monkeypatch)
-    for edits in ([], WINDOW):
+    for edits in ([], EDITS["window"]["fox"]):
         fork("fox", *edits)
         shutil.rmtree(copy / "out", ignore_errors=True)
         command(copy, "train.py", "--model", "mine", *TINY_RUN)
         path = copy / "out" / "mine-flipflop-nano"
         model, *_ = runs.load_run(path / "ckpt.pt", torch.device("cpu"))
-        found = maps.look(model, torch.zeros(1, 12, dtype=torch.long))[0]["attention"]
-        beyond = np.tril(np.ones((12, 12)), -5)
+        found = maps.look(model, torch.zeros(1, 14, dtype=torch.long))[0]["attention"]
+        beyond = np.tril(np.ones((14, 14)), -9)
         assert (found * beyond).sum() == 0 if edits else (found * beyond).sum() > 0
-        command(copy, "maps.py", "attention", path, "--length", 8)
+        command(copy, "maps.py", "attention", path, "--length", 14)
         shown = figures.pop().axes[0].images[-1].get_array().filled(0)
-        assert (shown[6, 0] == 0) == bool(edits)
+        assert (shown[12, 0] == 0) == bool(edits)
         words = "--models", "mine", "--lengths", 50, "--repeats", 1, "--device", "cpu"
         command(copy, "bench.py", "attention", *words, "--out", "b.json")
         rows = json.loads((copy / "b.json").read_text())["attention"]["50"]
@@ -6990,13 +6990,6 @@ MATRIX_DRIVER = """if True:
     mine.ENTRIES = dict(matrix=dict(about="A", columns=columns, cpu=%r))
     experiments.files = lambda: [mine]
     reproduce.main(sys.argv[1:])"""
-
-
-def write_fork(folder):
-    source = (ROOT / "model_cable.py").read_text()
-    variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
-    source = source.replace(variants, "VARIANTS = dict(mine=dict())\n\n")
-    (folder / "model_mine.py").write_text(source)
 
 
 @pytest.mark.slow
