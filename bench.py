@@ -85,9 +85,18 @@ def build(args, names, **changes):
 
 
 def compared(args):
-    """The models to measure, first the one that the others are measured by."""
-    names = args.models or runs.models()
+    """
+    The models to measure, first the one that the others are measured by. If none are named, the
+    causal ones of the model files; not those of experiments/, where plainness comes before speed.
+    """
+    names = args.models or [
+        name for name, (module, _) in runs.models().items()
+        if not is_encoder(module) and module.__name__.startswith("model_")]
     return [args.beside, *(name for name in names if name != args.beside)]
+
+
+def is_encoder(module):
+    return getattr(module.GPT, "reads_both_ways", False)
 
 
 def train(args):
@@ -523,7 +532,10 @@ def make_flags():
 
 def check(args):
     for name in [args.beside, *(args.models or [])]:
-        runs.find_model(name)
+        module, _ = runs.find_model(name)
+        if is_encoder(module) and args.kinds != ["attention"]:
+            runs.fail(f"{name} is an encoder: only its attention is measured here, by "
+                      "python bench.py attention")
     for given, known in ((args.kinds, KINDS), ([args.size], Task.defaults), (args.ways, WAYS)):
         for word in given or []:
             if word not in known:

@@ -6407,6 +6407,12 @@ def test_bench_measures_training_and_decoding(small, home):
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
     assert re.search(r"^  cable +tok_s", out, re.M) and result["command"].startswith("python ben")
+    command(home, "bench.py", "decode", *flags[3:], "--out", "all.json")  # of every model file
+    every = set(json.loads((home / "all.json").read_text())["decode"])
+    assert {"nope", "diff", "cope_val", "perinorm", "label"} <= every and len(every) > 25
+    assert not {name for name in every if name.startswith(("bert", "tra_")) or name == "cope_mlp"}
+    assert "bert_rope is an encoder: only its attention is measured here" in complaint(
+        home, "bench.py", "train", "--models", "bert_rope")
     command(home, "bench.py", "train", "--models", "fox", "--beside", "cable", "--repeats", 1,
             "--device", "cpu", "--out", "c.json")
     result = json.loads((home / "c.json").read_text())["train"]
@@ -6466,7 +6472,8 @@ def test_bench_measures_every_attention(small, home):
         assert all(f"{name}, {regime}" in rows for regime in known)
     assert rows["cable"]["both_GB"] == 0.25 and "cope, gates 0.03" in rows
     on_cpu = {name for name in rows if name.endswith(": kernel")}
-    assert on_cpu == {"cable: kernel", "fox: kernel"} or kernels.INTERPRET
+    measured = {name.partition(":")[0].partition(",")[0] for name in on_cpu}
+    assert measured == {"cable", "fox", "tra", "cope"} or kernels.INTERPRET
     assert not any("failed" in key for row in rows.values() for key in row)
 
 
