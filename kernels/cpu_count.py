@@ -137,7 +137,7 @@ class CoPE(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         q, k, v, pos_emb, gate_k, *kept = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dgate_k = torch.zeros_like(gate_k) if ctx.own_gates else None
         dz = q.new_zeros(*q.shape[:3], pos_emb.size(1))
         dy, dslope, kept = dy.contiguous(), torch.zeros_like(dz), iter(kept)
@@ -154,15 +154,14 @@ class CoPE(torch.autograd.Function):
             dgates = sigmoid_backward(dp, gates)
             if ctx.own_gates:
                 dgate_k[:, :, keys][:, :, :n] += dgates.mT @ q[:, :, here]
+                dq[:, :, here] += dgates @ gate_k[:, :, keys][:, :, :n]
             else:
                 near += dgates
-            dq[:, :, here] = ds @ k[:, :, keys]
+            dq[:, :, here] += ds @ k[:, :, keys]
             dk[:, :, keys] += ds.mT @ q[:, :, here]
-            if ctx.own_gates:
-                dq[:, :, here] += dgates @ gate_k[:, :, keys][:, :, :n]
         dz[..., 1:] += dslope[..., :-1]
         dz[..., :-1] -= dslope[..., :-1]
         dq += dz @ pos_emb.mT
         scale = 1 / math.sqrt(q.size(3))
         dgate_k = dgate_k.flip(2) * scale if ctx.own_gates else None
-        return (dq, dk.flip(2) * scale, dv.flip(2), (q.mT @ dz).sum((0, 1)), dgate_k)
+        return dq, dk.flip(2) * scale, dv.flip(2), (q.mT @ dz).sum((0, 1)), dgate_k
