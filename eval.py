@@ -8,9 +8,9 @@ every test set.
     python eval.py out/tra-flipflop-nano --lengths 128 1024 --sequences 10000
 
 Text is cut into windows of 1, 2, 4, 8 and 16 x the training length that do not overlap; **every
-length scores the same tokens**. Longer windows have fewer tokens with little to look back on: of a
-falling curve that alone may be the reason. --strided leaves it out. A task's sequences are drawn
-anew, the same for every model, each number with its 95 % interval. Writes a JSON and a figure.
+length scores the same tokens**. In longer windows fewer tokens have little context, which alone can
+make the curve fall; --strided removes that. A task's sequences are drawn anew, the same for every
+model, each number with its 95 % interval. Writes a JSON and a figure.
 """
 import math
 import signal

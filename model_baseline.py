@@ -70,7 +70,7 @@ def attention(q, k, v):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

@@ -6,8 +6,9 @@ sees all others, before it and after it, so that a bias goes by the distance in 
     alibi   logit_ij = q_i . k_j / sqrt(d) - m_h |i - j|
 
 It is trained to name masked tokens (`--data mlm`), then to put texts that belong together side by
-side (`--data retrieval`): a text is the mean over its tokens, at length 1. Token 0 is padding,
-after the end of a text: it is no key and takes no step, so it changes nothing.
+side (`--data retrieval`): a text's vector is the mean of its tokens' last states, scaled to length
+1. Token 0 is padding, after the end of a text: it is no key and takes no step, so it changes
+nothing.
 What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - backbone: that of the other files, RMSNorm before, no biases, no segments, no [CLS]

@@ -10,10 +10,11 @@ query how much distance matters to it (anonymous EMNLP submission, 2025; Eq. 2-7
 With a = 1 and g = m_h this is ALiBi; without g and with softplus steps it is FoX.
 What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
-- W_c and W_s read the whole residual stream, as in the authors' code; Eq. 2 and 6 have one head's d
+- W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
+  head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
 - K-CABLE's "-log(b^2 + 1), applied to the relative biases" can be read in two ways; both are here
 - in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
-- backbone: ours, where the paper has GPT-2's LayerNorm and biases; W_c and W_s keep their biases
+- backbone: ours, where the paper has GPT-2's LayerNorm and biases
 """
 import math
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

@@ -6,9 +6,10 @@ The classics: nine ways to tell a transformer where a token is, one small class 
 An encoding has up to three hooks: embed() adds to the token embedding, rotate() turns q and k,
 bias() adds to the logits. For all of them every token is one step. ALiBi's bias is so simple that
 there are kernels for it: alibi_attention.
-What the papers do differently, and why we do not:
+What differs from the papers, and why:
 - one backbone for all, so that only the encoding differs
-- T5 gives every distance its own entry (no logarithmic buckets) and keeps the 1/sqrt(d)
+- t5: every distance has its own entry, where the paper has logarithmic buckets; q . k keeps its
+  1/sqrt(d), which the paper drops
 - relative is q_i . e[i-j] without 1/sqrt(d), as CoPE has it, so that the two can be compared
 - randomized labels (Ruoss et al., 2023) are drawn once per forward, for the whole batch
 """
@@ -167,7 +168,7 @@ class FIRE(Encoding):
 
 
 class Relative(Encoding):
-    """q_i . e[i - j], one table for all heads and layers (Shaw et al., 2018; CoPE's Eq. 3)."""
+    """q_i . e[i - j], one table for all heads and layers (Shaw et al., 2018; CoPE's Eq. 1)."""
     def __init__(self, config):
         super().__init__(config)
         self.e = nn.Parameter(torch.zeros(config.n_embd // config.n_head, config.block_size))
@@ -254,12 +255,12 @@ def attention(q, k, v, bias=None):
 
 
 def alibi_attention(q, k, v, slopes):
-    """attention with ALiBi's bias, slopes (H,): kernels/ know it by its name and its numbers."""
+    """attention with ALiBi's bias, slopes (H,): kernels/ find a faster way by this name."""
     return attention(q, k, v, lambda q, i, j: -slopes[None, :, None, None] * (i - j))
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

@@ -8,12 +8,13 @@ them, and look the count up in a table of positions (Golovneva et al., 2024; Eq.
     z_i[n] = q_i . e[n],  n = 0 ... P - 1    what query i thinks of n steps            (Eq. 7)
     logit_ij = s_ij + (1 - w) z_i[floor p] + w z_i[ceil p],  w = p - floor p           (Eq. 8, 9)
 
-With all gates at 1, p = i - j + 1: relative position embeddings, one entry further on.
+With all gates at 1, p = i - j + 1: relative position embeddings, one entry further on. One table e
+serves all heads. z is not divided by sqrt(d), as in Listing 1.
 What differs from the paper, and why:
 - Eq. 5 and 8 print the two weights the wrong way round (a jump at every whole number); Listing 1
   has them as here
-- one table for all heads, and for all layers unless share=False (Table 8); z is not divided by
-  sqrt(d), as in Listing 1
+- Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it
+- the table serves all layers, too, unless share=False (Table 8)
 - backbone: ours, where the paper has GPT-2's
 - what serves one of its tables alone (MLP, ALiBi, relative, RoPE) is in experiments/
 """
@@ -30,7 +31,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64  # query rows at a time, of ten matrices: without gradients, memory grows with ROWS * T
+ROWS = 64  # query rows at a time, in ten matrices: without gradients, memory grows with ROWS * T
 
 
 @dataclass
@@ -122,7 +123,7 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

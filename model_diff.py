@@ -41,7 +41,7 @@ VARIANTS = dict(diff=dict())
 # attention: first as the paper writes it, then as it runs
 
 EQUATION = "A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2)), with RoPE"
-STEP = "none: the bias is in the rotation of q and k"
+STEP = "none: position only turns q and k (RoPE)"
 
 
 def literal(q, k, v, lam):
@@ -94,7 +94,7 @@ def rotate(x, pos):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

@@ -82,7 +82,7 @@ def fox_attention(q, k, v, F_):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

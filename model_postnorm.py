@@ -18,7 +18,7 @@ output, a norm on the attention's output alone.
 What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
-- norms have eps = 1e-8: at the start the attention output's mean square is about 1e-7
+- norms have eps = 1e-8: at the start the attention output's mean square is 1e-7 or less
 - RoPE, as in the paper's Dyck and Tomita models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
 """
@@ -59,14 +59,14 @@ def residual(x, f, scheme, before, after):
     """One update of the residual stream by f, with the norms where the scheme has them."""
     if scheme == "post":
         return after(x + f(x))
-    return x + after(f(before(x)).to(x.dtype))  # .to: autocast's bfloat16 is too coarse for a norm
+    return x + after(f(before(x)).to(x.dtype))  # .to: else the norm would round to bfloat16 again
 
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
 EQUATION = "logit_ij = q_i . k_j / sqrt(d), with RoPE; post: x = N(x + F(x))"
-STEP = "none: the bias is in the rotation of q and k"
+STEP = "none: position only turns q and k (RoPE)"
 
 
 def literal(q, k, v):
@@ -111,7 +111,7 @@ def rotate(x, pos):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

@@ -31,7 +31,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64   # query rows at a time, of five matrices: without gradients, memory grows with ROWS * T
+ROWS = 64   # query rows at a time, in five matrices: without gradients, memory grows with ROWS * T
 
 
 @dataclass
@@ -83,7 +83,7 @@ def tra_attention(q, k, v, log_decay):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device).flip(0)
         s = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(log_decay.dtype)
-        threshold = torch.where(j <= i, 0.0, math.inf)  # that later keys do not reach
+        threshold = torch.where(j <= i, 0.0, math.inf)  # infinite: later keys never pass
         M = (s > threshold).to(s.dtype)                                     # (B, H, rows, end)
         C = M.cumsum(-1)                                                    # exact below 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
@@ -95,7 +95,7 @@ def tra_attention(q, k, v, log_decay):
 
 
 class Cache:
-    """What a layer must remember of past tokens: buffers (B, H, T, ...) that grow by doubling."""
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
         self.t, self.size, self.buf = 0, size, {}
 

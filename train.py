@@ -113,10 +113,10 @@ COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass fi
 
 def fresh(argv):
     """
-    -> a new run's settings; no checkpoint, no folder yet. A flag goes before what the model's name
-    means, that before the task's defaults, and those before the dataclasses.
+    -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, then the variant that
+    the model's name means, then the task's defaults, then the dataclasses'.
     """
-    early = runs.Parser(add_help=False, allow_abbrev=False)  # three say which others there are
+    early = runs.Parser(add_help=False, allow_abbrev=False)  # they decide which others there are
     early.add_argument("--model")
     early.add_argument("--data", default="stdlib")
     early.add_argument("--size")
