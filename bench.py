@@ -25,6 +25,7 @@ import json
 import math
 import multiprocessing
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -50,12 +51,12 @@ LITERAL_UP_TO = 4096  # tokens: it holds whole T x T matrices
 
 def clock(device, f):
     """Seconds that f takes, GPU work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
     start = time.perf_counter()
     f()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
     return time.perf_counter() - start
 
 
@@ -78,7 +79,7 @@ def build(args, names, **changes):
     made = {}
     for name in names:
         torch.manual_seed(0)
-        config = Task.defaults[args.size] | runs.find_model(name)[1]
+        config = Task.defaults[args.size] | runs.models()[name][1]
         config |= dict(model=name, vocab_size=args.vocab_size) | changes
         made[name] = runs.make_model(config).to(args.device)
     return made
@@ -91,12 +92,8 @@ def compared(args):
     """
     names = args.models or [
         name for name, (module, _) in runs.models().items()
-        if not is_encoder(module) and module.__name__.startswith("model_")]
+        if not runs.is_encoder(module.GPT) and module.__name__.startswith("model_")]
     return [args.beside, *(name for name in names if name != args.beside)]
-
-
-def is_encoder(module):
-    return getattr(module.GPT, "reads_both_ways", False)
 
 
 def train(args):
@@ -228,11 +225,11 @@ def inputs(args, T):
         yield from cases(args, name, model, idx)
         return
     B, H = (4, 12) if args.device.type == "cuda" else (1, 8)
-    first = {runs.find_model(name)[0]: name for name in reversed(runs.models())}
+    first = {runs.models()[name][0]: name for name in reversed(runs.models())}
     for name in args.models or reversed(first.values()):
         torch.manual_seed(0)
         shape = dict(vocab_size=257, n_layer=1, n_head=H, n_embd=64 * H, block_size=T)
-        config = dict(model=name) | runs.find_model(name)[1] | shape
+        config = dict(model=name) | runs.models()[name][1] | shape
         idx = torch.randint(0, 257, (B, T), device=args.device)
         yield from cases(args, name, runs.make_model(config).to(args.device), idx)
 
@@ -258,15 +255,15 @@ def cases(args, name, model, idx):
         runs.fail(e)
     yield name, model, calls
     if runs.kernels and not args.run:
-        known = runs.kernels.REGIMES.get(runs.plain_function(runs.attention_module(model)), {})
-        for regime, change in known.items():
+        plain = runs.plain_function(runs.attention_module(model))
+        for regime, change in runs.kernels.REGIMES.get(plain.__name__, {}).items():
             yield f"{name}, {regime}", model, [change(*call) for call in calls]
 
 
 def ways(args, model, calls, T):
     """{way: its function} of what can be had here."""
     module = runs.attention_module(model)
-    plain = getattr(module, runs.plain_function(module))
+    plain = runs.plain_function(module)
     found = dict(plain=plain)
     fast = runs.kernels and runs.kernels.faster(plain, *calls[0])
     if fast:
@@ -344,7 +341,9 @@ def measure(args, rows, name, model, calls, T, key):
         row = rows.setdefault(label, {})
         if f"{key}_ms" in row:
             continue  # sdpa's row is that of the first case
-        row |= {f"{key}_ms": 1000 * t, f"{key}_of_sdpa": t / seconds["sdpa"]}
+        row[f"{key}_ms"] = 1000 * t
+        if "sdpa" in seconds:  # it may have met the end of memory alone
+            row[f"{key}_of_sdpa"] = t / seconds["sdpa"]
         if not label.endswith(": compiled"):  # the compiler's own memory would be counted, too
             extra = extra_memory(args.device, functions[label], model, calls, key == "both")
             row |= {} if extra is None else {f"{key}_GB": extra}
@@ -444,9 +443,8 @@ def gpu(args, result, keep):
 def with_kernels():
     """The first name of every model file that has a Triton kernel."""
     names = {}
-    for name in runs.models():
-        module = runs.find_model(name)[0]
-        if runs.plain_function(module) in runs.kernels.ON_GPU:
+    for name, (module, _) in runs.models().items():
+        if getattr(runs.plain_function(module), "__name__", "") in runs.kernels.ON_GPU:
             names.setdefault(module, name)
     return list(names.values())
 
@@ -471,7 +469,8 @@ def repeats(args, name, found, times=1000):
     """Whether outputs and gradients are the same bits, a thousand times."""
     args.models = [name]
     for label, model, calls in inputs(args, 1024):
-        fast = runs.kernels.faster(getattr(*plain_of(model)), *calls[0])
+        plain = runs.plain_function(runs.attention_module(model))
+        fast = runs.kernels.faster(plain, *calls[0])
         if fast is None:
             found[label] = dict(times=0, different=0)
             continue
@@ -482,11 +481,6 @@ def repeats(args, name, found, times=1000):
             again = [x for x in step() if x is not None]
             different += not all(map(torch.equal, first, again))
         found[label] = dict(times=times, different=different)
-
-
-def plain_of(model):
-    module = runs.attention_module(model)
-    return module, runs.plain_function(module)
 
 
 def times(args, name, T, ways, found):
@@ -509,11 +503,11 @@ KINDS = dict(attention=attention, train=train, decode=decode, generate=generate,
 
 
 def make_flags():
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     add = parser.add_argument
     add("kinds", nargs="*", help=f"which: {' '.join(KINDS)}; default: all but kernels and gpu")
-    add("--models", nargs="+", help="default: every one; attention: the first of every file; "
-                                    f"generate: {ONE}")
+    add("--models", nargs="+", help="default: the causal ones of the model files; attention: the "
+                                    f"first of every file; generate: {ONE}")
     add("--beside", default=BESIDE, metavar="MODEL",
         help=f"the model that others are measured by (default: {BESIDE})")
     add("--run", help="attention: a trained run, whose layers' inputs to take")
@@ -525,15 +519,15 @@ def make_flags():
     add("--ways", nargs="+", help=f"attention: which of {' '.join(WAYS)}; default: all, on the CPU "
                                   "all but compiled, as compiling takes minutes there")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
-    add("--out", help="where to write the JSON (default: results/bench.<device>.json)")
+    add("--out", help="where to write the JSON (default: results/bench.<kinds>.<device>.json)")
     runs.add_run_flags(parser)
     return parser
 
 
 def check(args):
     for name in [args.beside, *(args.models or [])]:
-        module, _ = runs.find_model(name)
-        if is_encoder(module) and args.kinds != ["attention"]:
+        module, _ = runs.models()[name]
+        if runs.is_encoder(module.GPT) and args.kinds != ["attention"]:
             runs.fail(f"{name} is an encoder: only its attention is measured here, by "
                       "python bench.py attention")
     for given, known in ((args.kinds, KINDS), ([args.size], Task.defaults), (args.ways, WAYS)):
@@ -566,7 +560,8 @@ def show(kind, found):
     for name, row in rows.items():
         cells = []
         for key, value in row.items():
-            cells.append(f"{key}: {value} " if isinstance(value, str) else f"{key} {value:<10.4g}")
+            cells.append(f"{key} {value:<10.4g}" if isinstance(value, int | float) else
+                         f"{key}: {value} ")
         print(f"  {name:{width}}" + "".join(cells), flush=True)
 
 
@@ -579,20 +574,21 @@ def main(argv=None):
     args.ways = args.ways or [way for way in WAYS if way != "compiled" or not on_cpu]
     args.vocab_size = 257 if args.size == "nano" else 50304
     words = sys.argv[1:] if argv is None else map(str, argv)
-    result = dict(command=" ".join(["python bench.py", *words]),
+    result = dict(command=shlex.join(["python", "bench.py", *words]),
                   environment=runs.environment(), size=args.size, where=said)
-    stem = "gpu" if args.kinds == ["gpu"] else args.device.type
+    stem = "gpu" if args.kinds == ["gpu"] else ".".join([*args.kinds, args.device.type])
     out = Path(args.out or runs.ROOT / "results" / f"bench.{stem}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
     if args.kinds == ["gpu"]:
         gpu(args, result, lambda: runs.write_json(out, result))
         verdict(out, result)
-    for kind in [] if args.kinds == ["gpu"] else args.kinds or list(KINDS)[:-2]:
-        args.length = length or dict(generate=2048, memory=16384).get(kind)
-        result[kind] = KINDS[kind](args)
-        show(kind, result[kind])
-        runs.write_json(out, result)
+    else:
+        for kind in args.kinds or list(KINDS)[:-2]:
+            args.length = length or dict(generate=2048, memory=16384).get(kind)
+            result[kind] = KINDS[kind](args)
+            show(kind, result[kind])
+            runs.write_json(out, result)
     print(f"\nwrote {out}")
     failed = int(bool(result.get("stopped")) or not result.get("tests", dict(ok=True))["ok"])
     if result.get("attention"):

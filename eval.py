@@ -13,6 +13,7 @@ make the curve fall; --strided removes that. A task's sequences are drawn anew, 
 model, each number with its 95 % interval. Writes a JSON and a figure.
 """
 import math
+import shlex
 import signal
 import sys
 import textwrap
@@ -126,11 +127,10 @@ def evaluate_text(args, loaded, device, context, words):
     """Text: every model at every window length -> what goes into the JSON."""
     task = text_to_score(args, loaded)
     split = args.split or "test"
-    check_split(split, task)
-    tokens = 131072 if args.tokens is None else args.tokens
+    runs.check_split(split, task)
     stream = task.tokens(split)
-    if tokens:
-        stream = stream[:tokens + 1]
+    if args.tokens:
+        stream = stream[:args.tokens + 1]
     lengths = window_lengths(args.lengths, loaded[0].config["block_size"], len(stream), split)
 
     N, skipped = len(stream) - 1, lengths[-1] // 2
@@ -197,15 +197,12 @@ def text_to_score(args, loaded):
             runs.fail("perplexities of different tokenizers cannot be compared: "
                       f"{run.path} has {run.config['tokenizer']}, "
                       f"{first.path} {first.config['tokenizer']}")
-    for run in loaded:
-        if not args.data:
-            runs.check_text(run.path, run.checkpoint)
+    known = [] if args.data else loaded
+    for run in known:
+        runs.check_text(run.path, run.checkpoint, "data")
     task = runs.make_task(first.config | dict(data=args.data or name, block_size=1))
-    for run in loaded:
-        if not args.data and run.checkpoint["source"] != task.source:
-            runs.fail(f"the text behind {name} is not what {run.path} was trained on: its training "
-                      "documents may be in this split. "
-                      f"To score it all the same, name the text: --data {name}")
+    for run in known:
+        runs.check_source(run.path, run.checkpoint, task, "data")
     return task
 
 
@@ -309,7 +306,7 @@ def evaluate_task(args, loaded, device, context, words):
     tasks = tasks_to_score(args, loaded)
     splits = list(next(iter(tasks.values())).splits[1:])
     if args.split:
-        check_split(args.split, next(iter(tasks.values())))
+        runs.check_split(args.split, next(iter(tasks.values())))
         splits = [args.split]
     print(f"{name}: {args.sequences:,} new sequences a split, % [95 % interval]; {words}")
     rows = []
@@ -349,7 +346,7 @@ def tasks_to_score(args, loaded):
             runs.fail(f"{run.path} was trained on {run.config['data']}, {first.path} on {name}: "
                       "score them one by one")
         runs.check_text(run.path, run.checkpoint)
-        for field, value in runs.pick(find_task(name), run.config).items():
+        for field, value in runs.pick(runs.find_task(name), run.config).items():
             theirs = first.config.get(field, value)
             if value != theirs and not (field == "block_size" and args.lengths):
                 runs.fail(f"{run.path} was trained with {field}={value}, {first.path} with "
@@ -357,8 +354,8 @@ def tasks_to_score(args, loaded):
     trained = first.config["block_size"]
     lengths = args.lengths or [trained]
     kept = first.checkpoint["kept"]
-    tasks = {T: runs.make_task(first.config | dict(block_size=T), kept) for T in lengths}
-    found = {trained: runs.make_task(first.config, kept)} | tasks
+    found = {T: runs.make_task(first.config | dict(block_size=T), kept)
+             for T in dict.fromkeys([trained, *lengths])}
     for run in loaded:
         runs.check_source(run.path, run.checkpoint, found[trained])
         other = run.checkpoint["kept"].get("vocabulary", torch.empty(0))
@@ -370,7 +367,7 @@ def tasks_to_score(args, loaded):
         widths.add(x.shape[1])
     if args.lengths and (not task.stretches or len(widths) < len(found)):
         runs.fail(f"--lengths does not make the sequences of {name} longer: leave it out")
-    return tasks
+    return {T: found[T] for T in lengths}
 
 
 def print_scores(split, scores, positions, groups):
@@ -443,19 +440,19 @@ def evaluate_pairs(args, loaded, device, context, words):
                 runs.fail(f"{run.path} was trained with {name}={run.config[name]}, {first.path} "
                           f"with {name}={first.config[name]}: score them one by one")
         if not args.data:
-            runs.check_text(run.path, run.checkpoint)
+            runs.check_text(run.path, run.checkpoint, "data")
     other = dict(corpus=args.data) if args.data else {}
     tasks = [runs.make_task(run.config | other, run.checkpoint["kept"]) for run in loaded]
     if not args.data:
         for run, task in zip(loaded, tasks):
-            runs.check_source(run.path, run.checkpoint, task)
-    check_split(split, tasks[0])
+            runs.check_source(run.path, run.checkpoint, task, "data")
+    runs.check_split(split, tasks[0])
     lengths = sorted(set(args.lengths or [first.config["block_size"] * m for m in LONGER]))
     if any(L % first.config["block_size"] for L in lengths):
         runs.fail("--lengths of a search must be multiples of the training length, "
                   f"{first.config['block_size']}: its windows are of that length")
     documents, queries, of, at = tasks[0].collection(split, lengths[-1])
-    some = np.random.default_rng(args.seed).permutation(len(queries))[:args.queries or 1000]
+    some = np.random.default_rng(args.seed).permutation(len(queries))[:args.queries]
     if not len(some):
         runs.fail(f"no query of {split} is answered in the first {lengths[-1]} tokens")
     queries, of, at = [queries[n] for n in some], of[some], at[some]
@@ -535,19 +532,6 @@ def by_evidence(places, at, T):
 # -----------------------------------------------------------------------------
 # both
 
-def find_task(name):
-    """The class of a task by its name."""
-    try:
-        return data.find(name)
-    except ValueError as e:
-        runs.fail(e)
-
-
-def check_split(split, task):
-    if split not in task.splits:
-        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
-
-
 def load(path, device, bema):
     path = runs.find_checkpoint(path)
     model, config, checkpoint = runs.load_run(path, device, bema)
@@ -567,7 +551,7 @@ def describe(run):
 
 
 def parse(argv):
-    parser = runs.make_parser(__doc__)
+    parser, usual = runs.Parser(__doc__), dict(runs.SCORED.values())
     add = parser.add_argument
     add("checkpoints", nargs="*",
         help="run folders or checkpoint files; default: the newest under out/")
@@ -575,17 +559,19 @@ def parse(argv):
         help="window or sequence lengths; default: 1, 2, 4, 8, 16 x the training length on text, "
              "1 x on a task")
     add("--tokens", type=int,
-        help="text: how much of the split to score; 0 is all (default: 131072)")
+        help=f"text: how much of the split to score; 0 is all (default: {usual['tokens']})")
     add("--strided", action="store_true",
         help="text: also windows that overlap by half, only their second halves scored, so that "
              "every token has at least half a window to look back on; takes twice as long again, "
              "so it has to be asked for")
-    add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
-    add("--queries", type=int, help="search: how many queries to ask (default: 1000)")
+    add("--sequences", type=int,
+        help=f"task: how many to score, per split (default: {usual['sequences']})")
+    add("--queries", type=int,
+        help=f"search: how many queries to ask (default: {usual['queries']})")
     add("--split", help="default: test on text and in a search, every test split of a task")
     add("--data", help="text or search: another corpus, file or folder than the run's own")
-    add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
-                      "run's folder, out/eval for several runs")
+    add("--out", help="where to write, without extension; default: eval.json and eval.png, with "
+                      "--bema eval.bema, in the run's folder; in out/ for several runs")
     add("--seed", type=int, default=1337,
         help="of a task's sequences, and of models that draw at test time (default: 1337)")
     runs.add_run_flags(parser, bema="score the BEMA weights of runs trained with --bema")
@@ -616,15 +602,16 @@ def main(argv=None):
         other = args.data or name
         if other == name or kind == "pairs":
             continue
-        if not (kind == find_task(other).kind == "text"):
+        if not (kind == runs.find_task(other).kind == "text"):
             runs.fail(f"{run.path} was trained on {name}, not on {other}: "
                       f"it can be scored on {name} only")
-    sizes = dict(text=("tokens", "strided"), symbols=("sequences",), pairs=("queries",))
-    for other, flags in sizes.items():
-        for flag in flags:
+    own, usual = runs.SCORED[kind]
+    for other, (size, _) in runs.SCORED.items():
+        for flag in (size, "strided") if other == "text" else (size,):
             if other != kind and getattr(args, flag) not in (None, False):
-                runs.fail(f"--{flag} is for {KINDS[other]}; {KINDS[kind]} has --{sizes[kind][0]}")
-    args.sequences = args.sequences or 2000
+                runs.fail(f"--{flag} is for {KINDS[other]}; {KINDS[kind]} has --{own}")
+    if getattr(args, own) is None:
+        setattr(args, own, usual)
     evaluate = dict(text=evaluate_text, symbols=evaluate_task, pairs=evaluate_pairs)[kind]
     found = evaluate(args, loaded, device, context, words)
     if not found["runs"]:
@@ -633,10 +620,10 @@ def main(argv=None):
     folder = loaded[0].path.parent if len(loaded) == 1 else runs.ROOT / "out"
     out = Path(args.out or folder / ("eval.bema" if args.bema else "eval"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    asked = sys.argv[1:] if argv is None else [str(word) for word in argv]
+    asked = sys.argv[1:] if argv is None else map(str, argv)
     _, dtype, attention = words.split(", ", maxsplit=2)
     about = dict(
-        command=" ".join(["python eval.py", *asked]), environment=runs.environment(),
+        command=shlex.join(["python", "eval.py", *asked]), environment=runs.environment(),
         dtype=dtype, bema=args.bema, attention=attention,
         peak_memory_GB=runs.peak_memory(device))
     runs.write_json(out.with_name(out.name + ".json"), about | found)

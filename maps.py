@@ -67,7 +67,7 @@ def look(model, idx):
             model(idx)
     except ValueError as e:  # an encoding that ends
         runs.fail(e)
-    plain = getattr(module, runs.plain_function(module))
+    plain = runs.plain_function(module)
     if literal is None:
         print(f"{module.__name__}.py has no literal form: its attention is all that can be shown")
         return [as_arrays(dict(attention=with_identity(plain, *args))) for args in calls]
@@ -112,8 +112,7 @@ def sequence(path, config, args):
     longer = dict(block_size=args.length) if args.length else {}
     task = runs.make_task(config | longer)
     split = args.split or task.splits[1]
-    if split not in task.splits:
-        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+    runs.check_split(split, task)
     x, y = task.batch(split, 1, np.random.default_rng(args.seed))
     scored = np.flatnonzero(y[0] != -1)
     end = scored[-1] + 1 if len(scored) else None  # without the padding
@@ -129,10 +128,13 @@ def prompt(path, config, args):
     return torch.tensor([ids]), labels_of(encoding, ids)
 
 
-def load(path):
+def load(path, draws=False):
+    """-> where it is, the model, its config; draws: its own text or task will be drawn from."""
     path = runs.find_checkpoint(path)
-    model, config, _ = runs.load_run(path, torch.device("cpu"))
-    if getattr(model, "reads_both_ways", False):
+    model, config, checkpoint = runs.load_run(path, torch.device("cpu"))
+    if draws:
+        runs.check_text(path, checkpoint)
+    if runs.is_encoder(model):
         runs.fail(f"{path} is an encoder, which sees later tokens, too: maps are of causal models")
     torch.manual_seed(0)  # some models draw their positions
     return path, model, config
@@ -273,7 +275,7 @@ def reach(args):
     """A row per run, a panel per layer: how much of each head's attention is on so many tokens."""
     found = []
     for run in args.runs or [None]:
-        path, model, config = load(run)
+        path, model, config = load(run, draws=True)
         x, _, _ = next(drawn(config, args, 1))  # x, y, task
         found.append((config, x, look(model, torch.from_numpy(x))))
     columns = max(len(layers) for _, _, layers in found)
@@ -314,8 +316,7 @@ def drawn(config, args, times):
     """So many sequences of a run's own task or text -> x, y (1, T), the task."""
     task = runs.make_task(config | dict(block_size=args.length or config["block_size"]))
     split = args.split or task.splits[-1]
-    if split not in task.splits:
-        runs.fail(f"unknown split {split!r}: {runs.nearest(split, task.splits)}")
+    runs.check_split(split, task)
     for n in range(times):
         x, y = task.batch(split, 1, np.random.default_rng([args.seed, n]))
         if x.ndim != 2 or x.shape[1] < 2:
@@ -340,7 +341,7 @@ def counts(args):
     """A row per run, a panel per layer: the mean step of every kind of token, head by head."""
     found = []
     for run in args.runs:
-        path, model, config = load(run)
+        path, model, config = load(run, draws=True)
         kinds, means = steps_by_kind(model, config, args)
         found.append((f"{config['model']}, seed {config['seed']}", kinds, means))
     rows = max(len(kinds) for _, kinds, _ in found)
@@ -497,7 +498,7 @@ def filled(content):
 # command line
 
 def main(argv=None):
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     p = kinds.add_parser("attention", help="attention, steps, distance and position by head")
     p.set_defaults(figure=attention)
@@ -524,7 +525,10 @@ def main(argv=None):
         several = dict(nargs="+") if name == "play" else {}  # every split in every length
         if name not in ("reach", "counts"):
             p.add_argument("--prompt", **several, help="text models: what to read")
-        p.add_argument("--split", **several, help="task models: where the sequence comes from")
+        at = "last" if name in ("reach", "counts") else "first test"
+        what = "" if at == "last" else "task models: "
+        p.add_argument("--split", **several,
+                       help=f"{what}where sequences come from; default: the {at} split")
         p.add_argument("--length", type=int, default=[0] if several else 0, **several,
                        help="tokens; default: as in training, or the whole prompt")
         p.add_argument("--seed", type=int, default=0, help="which sequence of a task or split")

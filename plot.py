@@ -244,7 +244,7 @@ def lengths(args):
         known = {label: lines[kind] for label, lines in groups.items() if kind in lines}
         draw(ax, known, look)
     legend(axes)
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def perplexity_dots(args, data, groups):
@@ -260,7 +260,7 @@ def perplexity_dots(args, data, groups):
            title=f"{data['tokens']:,} tokens, in windows of {data['lengths'][0]:,}")
     for axis in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         axis(lambda x, _: f"{x:g}")
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def text_runs(path):
@@ -346,14 +346,14 @@ def curves(args):
     axes[0, 0].set_ylabel("loss (nats)")
     legend(axes)
     first = Path(args.paths[0])
-    default = first.with_suffix(".png") if first.suffix else first / "curves.png"
-    runs.write_figure(fig, args.out, default)
+    default = first.with_suffix(".png") if first.suffix == ".json" else first / "curves.png"
+    runs.write_figure(fig, args.out or default)
 
 
 def losses(path):
     """A run folder or a results/*.json -> [(label, dict(loss, val_loss): [[step, loss], ...])]"""
     keys = ("loss", "val_loss")
-    if path.suffix:
+    if path.suffix == ".json":
         return [(r["label"], {key: thinned(r[key]) for key in keys})
                 for r in read_json(path)["runs"]]
     log = runs.read_log(path)
@@ -411,7 +411,7 @@ def ndcg(args):
     right.plot(places, 100 * np.array(where["bm25"], float), color="gray", ls="--")
     axes[0, 0].set_ylabel("nDCG@10 (%)")
     legend(axes)
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def searches(path):
@@ -442,7 +442,7 @@ def scores(args):
             found[split] = {label: average([scored(row, split, metric) for row in rows])
                             for label, rows in groups.items()}
         fig = score_grid(found, metric, "string length (tokens)")
-        return runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+        return runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
     fig, axes = panels(len(splits), 3.4, 0.3 * len(groups) + 1.4 if flat else 3.3)
     for ax, split in zip(axes[0], splits):
         found = {}
@@ -467,7 +467,7 @@ def scores(args):
     else:
         axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def average(rows):
@@ -558,7 +558,7 @@ def errors(args):
         metrics |= by_metric
     metric = choose(args.metric, list(metrics), args.paths[0])
     first = Path(args.paths[0])
-    default = first.with_suffix(".steps.png") if first.suffix else first / "errors.png"
+    default = first.with_suffix(".steps.png") if first.suffix == ".json" else first / "errors.png"
     by_step = {}
     for split in splits:
         by_step[split] = {label: [steps(history, split, metric) for history in histories_]
@@ -566,7 +566,7 @@ def errors(args):
     if len(groups) > MOST_LINES:
         means = {split: {label: average(rows) for label, rows in by_label.items()}
                  for split, by_label in by_step.items()}
-        return runs.write_figure(score_grid(means, metric, "iter"), args.out, default)
+        return runs.write_figure(score_grid(means, metric, "iter"), args.out or default)
     look = looks(groups)
     fig, axes = panels(len(splits), 3.6, 3.2)
     for ax, (split, by_label) in zip(axes[0], by_step.items()):
@@ -575,7 +575,7 @@ def errors(args):
         draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
     axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
-    runs.write_figure(fig, args.out, default)
+    runs.write_figure(fig, args.out or default)
 
 
 def histories(path):
@@ -619,7 +619,7 @@ def positions(args):
         draw(ax, lines, look)
     axes[0, 0].set_ylabel(metric_label(metric))
     legend(axes)
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(f".{metric}.png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(f".{metric}.png"))
 
 
 def distribution_runs(path):
@@ -657,7 +657,7 @@ def trials(args):
         ax.set_ylabel(metric_label(data["metric"]))
     legend(axes[:1])
     legend(axes[1:])
-    runs.write_figure(fig, args.out, default)
+    runs.write_figure(fig, args.out or default)
 
 
 def search(path):
@@ -793,7 +793,7 @@ def matrix(args):
     ax.tick_params(length=0)
     ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     matrix_legend(fig, ax, 1 / len(rows))
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 WORST_TO_BEST = plt.get_cmap("RdYlBu")
@@ -879,7 +879,7 @@ def reading(args):
         training_length(right, trained)
     draw(right, read_far, look)
     legend(np.array([axes]))
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".reading.png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".reading.png"))
 
 
 def far_runs(path):
@@ -934,7 +934,7 @@ def attention(args):
     axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
     legend(axes)
     fig.suptitle(environment["gpu"] or environment["cpu"], fontsize=10)
-    runs.write_figure(fig, args.out, Path(args.json).with_suffix(".png"))
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def times(path):
@@ -948,7 +948,7 @@ def times(path):
 # command line
 
 def main(argv=None):
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
 
     def add(figure, what, written_by=None):

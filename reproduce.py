@@ -169,7 +169,7 @@ def listing(entries):
 
 
 def main(argv=None):
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
     parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
                         help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU")
@@ -201,10 +201,10 @@ def main(argv=None):
         runs.fail(f"{args.entry} has no --scale {args.scale}")
     scale = entry[args.scale]
     searching = "panels" in scale
-    if args.seeds and searching:
-        runs.fail(f"--seeds is not for {args.entry}, which has trials")
-    if args.trials and not searching:
-        runs.fail(f"--trials is not for {args.entry}, which has seeds")
+    others, own = (("seeds", "rows"), "trials") if searching else (("trials",), "seeds")
+    for flag in others:
+        if getattr(args, flag):
+            runs.fail(f"--{flag} is not for {args.entry}, which has {own}")
     known = scale.get("rows", {})
     for row in args.rows or []:
         if row not in known:
@@ -230,8 +230,8 @@ def with_row(args, scale):
     A matrix whose only row is --add's, in a folder of its own for every version of its file. A name
     that is not there, or is in it, ends here.
     """
-    module, variant = runs.find_model(args.add)
-    if getattr(module.GPT, "reads_both_ways", False):
+    module, variant = runs.models()[args.add]
+    if runs.is_encoder(module.GPT):
         runs.fail(f"{args.add} is an encoder, and {args.entry} is of causal models")
     if args.rows:
         runs.fail("--rows is not for --add, which makes one row")

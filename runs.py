@@ -61,9 +61,7 @@ def in_one_line(kind, error, trace):
         sys.exit(141)
     if issubclass(kind, BlockingIOError):  # a lock that is taken
         fail("another process is at work in this folder; wait for it, or name another --out_dir")
-    if issubclass(kind, OSError):
-        fail(error)
-    if issubclass(kind, data.BrokenTask):
+    if issubclass(kind, OSError | data.BrokenTask):
         fail(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
         fail("this does not fit into memory; try smaller sizes, lengths or batches")
@@ -149,11 +147,6 @@ def models():
     return found
 
 
-def find_model(name):
-    """-> its module, and the fields of GPTConfig that the name changes."""
-    return models()[name]
-
-
 def pick(cls, config):
     """The fields of dataclass cls that are in the flat dict config."""
     return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
@@ -161,7 +154,7 @@ def pick(cls, config):
 
 def make_model(config):
     """The model of a flat config, on torch's default device, the CPU."""
-    module, _ = find_model(config["model"])
+    module, _ = models()[config["model"]]
     try:
         return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
     except ValueError as e:
@@ -182,19 +175,38 @@ def make_task(config, kept=()):
     return task
 
 
+def is_encoder(model):
+    """Of a model, or its class."""
+    return getattr(model, "reads_both_ways", False)
+
+
 def new_cache(model, size):
     """An empty cache of the model's own kind, for `size` tokens to come."""
     return sys.modules[type(model).__module__].Cache(size)
+
+
+def find_task(name):
+    """The class of a task by its name; a text's is data.text.Task."""
+    try:
+        return data.find(name)
+    except ValueError as e:
+        fail(e)
 
 
 def kind_of(config):
     """Of what kind the data of a run are (see class Task). A text may have moved since."""
     if config["data"] not in data.with_a_file():
         return "text"
-    try:
-        return data.find(config["data"]).kind
-    except ValueError as e:
-        fail(e)
+    return find_task(config["data"]).kind
+
+
+# {kind of data: how much of it eval.py scores if nothing is said, in units of this flag}
+SCORED = dict(text=("tokens", 131072), symbols=("sequences", 2000), pairs=("queries", 1000))
+
+
+def check_split(split, task):
+    if split not in task.splits:
+        fail(f"unknown split {split!r}: {nearest(split, task.splits)}")
 
 
 def piece(model):
@@ -245,9 +257,9 @@ def attention_module(model):
 
 def plain_function(module):
     """
-    The name of the function in a model's module that computes its attention: the one with the
-    arguments of `literal`. Without a literal, the one whose name ends in attention; None if there
-    is not exactly one.
+    The function in a model's module that computes its attention: the one with the arguments of
+    `literal`. Without a literal, the one whose name ends in attention. None where there is not
+    exactly one.
     """
     arguments = {name: list(inspect.signature(function).parameters)
                  for name, function in inspect.getmembers(module, inspect.isfunction)}
@@ -256,7 +268,7 @@ def plain_function(module):
         names = [name for name in arguments if arguments[name] == literal]
     else:
         names = [name for name in arguments if name.endswith("attention")]
-    return names[0] if len(names) == 1 else None
+    return getattr(module, names[0]) if len(names) == 1 else None
 
 
 @contextmanager
@@ -266,11 +278,10 @@ def spy(model):
     the list that it yields: one tuple (q, k, v, ...) for every layer of every forward.
     """
     module = attention_module(model)
-    name = plain_function(module)
-    if not name:
+    plain, calls = plain_function(module), []
+    if not plain:
         fail(f"{module.__name__}.py: no function, or more than one, has the arguments of literal "
              "(or, without a literal, a name that ends in attention)")
-    plain, calls = getattr(module, name), []
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -280,13 +291,13 @@ def spy(model):
         calls.append(tuple(bound.arguments.values()))
         return plain(*args, **kwargs)
     enabled = kernels and kernels.enabled
-    setattr(module, name, noted)
+    setattr(module, plain.__name__, noted)
     try:
         if kernels:
             kernels.enabled = False
         yield calls
     finally:
-        setattr(module, name, plain)
+        setattr(module, plain.__name__, plain)
         if kernels:
             kernels.enabled = enabled
 
@@ -295,7 +306,11 @@ def spy(model):
 # flags
 
 class Parser(argparse.ArgumentParser):
-    """A mistake ends in one line, without the usage of fifty flags."""
+    """A mistake ends in one line, without the usage of fifty flags. No flag can be abbreviated."""
+    def __init__(self, description=None, **more):
+        super().__init__(description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+
     def print_help(self, file=None):
         print(self.format_help(), end="", file=file, flush=True)  # argparse's hides a full disk
 
@@ -313,9 +328,6 @@ class Parser(argparse.ArgumentParser):
         fail(f"unknown argument {word}: {hint}")
 
 
-# make_parser(description); prog and usage are argparse's own
-make_parser = functools.partial(Parser, None, None, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
 LARGEST = (1 << 31) - 1  # of what is counted: tokens, sequences, lengths, repeats
 
 
@@ -390,7 +402,7 @@ def setup(args):
         kernels.enabled = args.kernel == "auto"
     if kernels and kernels.enabled:
         attention = "attention in PyTorch"
-        if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        if device.type == "cuda" or kernels.INTERPRET:
             why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
             attention = f"attention in PyTorch ({why_not})"
             if not why_not:
@@ -517,9 +529,9 @@ class Progress:
               f"eta {left // 60}m{left % 60:02d}s", file=sys.stderr, flush=True)
 
 
-def write_figure(fig, out, default=None):
+def write_figure(fig, out):
     """Draw the picture, write it aside, then rename it."""
-    out = Path(out or default)
+    out = Path(out)
     out = out if out.suffix else Path(f"{out}.png")
     if out.suffix[1:] not in fig.canvas.get_supported_filetypes():
         fail(f"cannot draw {out}: use .png, .pdf or .svg")
@@ -606,6 +618,8 @@ def load_checkpoint(path):
         for name, kind in CHECKPOINT.items():
             if type(checkpoint[name]) not in kind:
                 raise TypeError(name)
+    except PermissionError:
+        raise
     except Exception:  # what is in a foreign file may fail in any way
         fail(f"{path} is not a whole checkpoint of this repository "
              "(cut off, or another program's)")
@@ -643,10 +657,12 @@ def check_config(config):
         if name not in config:
             raise ValueError(f"its config has no {name}")
     check_types(config, CONFIG)
-    check_types(config, get_type_hints(find_model(config["model"])[0].GPTConfig))
+    check_types(config, get_type_hints(models()[config["model"]][0].GPTConfig))
     try:
         task = data.find(config["data"])
     except ValueError:
+        if "tokenizer" not in config:  # a task whose file is gone
+            raise
         return  # a text that is gone: the model can still be used
     check_types(config, get_type_hints(task))
     for field in dataclasses.fields(task):
@@ -701,20 +717,15 @@ def on_meta(make, *args):
     return make(*args)  # of a model file that needs numbers to be built
 
 
-def without_memory(config):
-    """A config's model, without memory for its weights."""
-    return on_meta(make_model, config)
-
-
 def shapes(config):
     """{name: shape} of the weights that a config's model has."""
-    return {name: x.shape for name, x in without_memory(config).state_dict().items()}
+    return {name: x.shape for name, x in on_meta(make_model, config).state_dict().items()}
 
 
-def check_text(path, checkpoint):
+def check_text(path, checkpoint, flag=""):
     """
     The path of a text that a checkpoint names is followed where this text was prepared here before,
-    with the same tokens. Else the user has to name it.
+    with the same tokens. Else the user has to name it, by the caller's flag, if there is one.
     """
     config = checkpoint["config"]
     try:
@@ -722,31 +733,25 @@ def check_text(path, checkpoint):
     except ValueError:  # it is gone
         known = False
     if not known:
-        flag = text_flag(config)
-        name = f". To use it all the same, name the text: --{flag} {config[flag]}"
-        fail(f"the text behind {config[flag]} is not what {path} was trained on, or was never "
-             f"prepared here{name if flag == 'data' else ''}")
+        where = config[text_flag(config)]
+        way = f". To use it all the same, name the text: --{flag} {where}" if flag else ""
+        fail(f"the text behind {where} is not what {path} was trained on, or was never prepared "
+             f"here{way}")
 
 
-def check_source(path, checkpoint, task):
+def check_source(path, checkpoint, task, flag=""):
     """A task's text is the one that the run was trained on: else what it learned may be tested."""
     if checkpoint["source"] != task.source:
         config = checkpoint["config"]
-        fail(f"the text behind {config[text_flag(config)]} is not what {path} was trained on: its "
-             "training documents may be in this split")
+        where = config[text_flag(config)]
+        way = f". To score it all the same, name the text: --{flag} {where}" if flag else ""
+        fail(f"the text behind {where} is not what {path} was trained on: its training documents "
+             f"may be in this split{way}")
 
 
 def text_flag(config):
     """The flag that names a run's text: a task that reads one has --corpus."""
     return "corpus" if "corpus" in config else "data"
-
-
-def wrong_direction(name, task):
-    """An encoder would see the next token, and a causal model no later one, in the wrong task."""
-    names = [name for name, (other, _) in models().items()
-             if getattr(other.GPT, "reads_both_ways", False) == task.both_ways]
-    kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"
-    fail(f"{name} needs {kind}: choose from {', '.join(names)}")
 
 
 def load_weights(model, checkpoint, path):

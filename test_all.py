@@ -93,7 +93,7 @@ torch.set_num_threads(1)
 ROOT = Path(runs.__file__).resolve().parent
 MODEL_FILES = sorted(ROOT.glob("model_*.py"))
 NAMES = sorted(runs.models())
-ENCODERS = [name for name in NAMES if runs.find_model(name)[0] is model_bert]
+ENCODERS = [name for name in NAMES if runs.models()[name][0] is model_bert]
 MODELS = [name for name in NAMES if name not in ENCODERS]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
 INF = float("inf")
@@ -102,7 +102,7 @@ INF = float("inf")
 def make(name, **changes):
     """A small random model; what starts at zero is moved, so that a test of it can fail."""
     torch.manual_seed(0)
-    fields = runs.find_model(name)[1] | TINY | dict(model=name, n_label=200, P=7) | changes
+    fields = runs.models()[name][1] | TINY | dict(model=name, n_label=200, P=7) | changes
     model = runs.make_model(fields).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -118,10 +118,6 @@ def random_qkv(B=2, H=3, Tq=37, Tk=37, d=6, dtype=torch.float64, seed=0):
 def close(a, b, tol):
     diff = (a.double() - b.double()).abs().max().item()
     assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}"
-
-
-def plain_of(module):
-    return getattr(module, runs.plain_function(module))
 
 
 # -----------------------------------------------------------------------------
@@ -299,7 +295,7 @@ def test_what_runs_is_the_literal_form(case, monkeypatch):
     """All queries, the last few, one; in one block of rows and in many; in float32 too."""
     for Tq in (37, 6, 1):
         module, _, args = example(case, Tq)
-        plain, want = plain_of(module), module.literal(*args)[0]
+        plain, want = runs.plain_function(module), module.literal(*args)[0]
         for rows in (module.ROWS, 36, 7, 1):
             monkeypatch.setattr(module, "ROWS", rows)
             close(plain(*args), want, 1e-12)
@@ -360,7 +356,7 @@ def test_a_model_file_says_what_it_is(path):
         assert 5 < len(line) <= 100 and "\n" not in line
     fields = {f.name for f in module.GPTConfig.__dataclass_fields__.values()}
     assert module.VARIANTS and all(set(v) <= fields for v in module.VARIANTS.values())
-    plain = plain_of(module)
+    plain = runs.plain_function(module)
     assert inspect.signature(plain) == inspect.signature(module.literal)
     own_name = f"{path.stem.removeprefix('model_')}_attention"
     assert plain.__name__ in ("attention", own_name)
@@ -383,7 +379,7 @@ def test_gradients_of_what_runs(Tq, rows, monkeypatch):
         def plain(*given, args=args, module=module):
             given = iter(given)
             mixed = [next(given) if torch.is_tensor(x) else x for x in args]
-            return plain_of(module)(*mixed)
+            return runs.plain_function(module)(*mixed)
         assert torch.autograd.gradcheck(plain, tensors, fast_mode=True), case
 
 
@@ -643,12 +639,12 @@ def test_a_spy_sees_what_the_literal_form_explains(name):
     module = runs.attention_module(model)
     if not hasattr(module, "literal"):
         pytest.skip("no literal form")
-    plain, enabled = plain_of(module), kernels.enabled
+    plain, enabled = runs.plain_function(module), kernels.enabled
     for block in model.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _, args: went_on.append(args[0]))
     with torch.no_grad(), runs.spy(model) as calls:
         model(torch.randint(0, 61, (2, 20)))
-    assert plain_of(module) is plain and kernels.enabled == enabled
+    assert runs.plain_function(module) is plain and kernels.enabled == enabled
     assert len(calls) == len(went_on) == 2
     for args, y in zip(calls, went_on):
         assert len(args) == len(inspect.signature(plain).parameters)
@@ -875,7 +871,7 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     ("diff", dict(n_head=16), "head size 2 is not divisible by 4"),
     ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd")])
 def test_settings_that_do_not_fit(name, fields, message):
-    module, variant = runs.find_model(name)
+    module, variant = runs.models()[name]
     with pytest.raises(ValueError, match=re.escape(message)):
         module.GPT(module.GPTConfig(**TINY | variant | fields))
 
@@ -1068,10 +1064,10 @@ def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
     module, _, args = example(case, Tq, Tk)
     if case.startswith("cope val"):
         args[-1] = args[2]
-    fast = kernels.ON_CPU[plain_of(module).__name__]
+    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
     inputs = [x for x in args if x is not None]
     dy = torch.randn_like(args[0])
-    got, want = (gradients(f, inputs, dy) for f in (fast, plain_of(module)))
+    got, want = (gradients(f, inputs, dy) for f in (fast, runs.plain_function(module)))
     for a, b in zip(got, want):
         close(a, b, 1e-12 * max(1, b.abs().max().item()))
     close(got[0], module.literal(*args)[0], 1e-12)
@@ -1084,7 +1080,7 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
     module, _, args = example(case, 130, 130)
     args = in_float32(args)
-    fast = kernels.ON_CPU[plain_of(module).__name__]
+    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
     before = fast(*args)
     for value in (1e4, 1e30, math.inf, math.nan):
         changed = [x.clone() if torch.is_tensor(x) else x for x in args]
@@ -1404,7 +1400,7 @@ def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
     module, _, args = example(case, Tq=150, Tk=150, B=1, H=1, d=24)
     inputs = [x for x in args if torch.is_tensor(x)]
     dy = torch.randn(1, 1, 150, 24)
-    plain = plain_of(module)
+    plain = runs.plain_function(module)
     truth = gradients(plain, inputs, dy.double())
 
     def error(f):
@@ -1480,7 +1476,7 @@ FASTER = ["cable", "cable_nw", "k_cable", "fox", "cope_val", "cope_sep", "tra"]
 def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
     """It is called, and changes neither logits nor gradients; nothing is said."""
     model, idx = make(name, **SMALL).to(DEVICE), torch.randint(0, 61, (1, 30)).to(DEVICE)
-    plain, called = plain_of(runs.attention_module(model)), []
+    plain, called = runs.plain_function(runs.attention_module(model)), []
     fast = WAYS.get(plain.__name__)
 
     def counted(*args):
@@ -1584,7 +1580,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     """
     monkeypatch.setattr(kernels, "compared", {})
     module, _, (q, k, v, *more) = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
-    plain = plain_of(module)
+    plain = runs.plain_function(module)
     more = [x for x in more if torch.is_tensor(x)]
     inputs = [x.float().to(DEVICE) for x in (q, k, v, *more)]
 
@@ -1665,7 +1661,7 @@ def fork(copy):
     """fork(name, *edits) -> model_NAME.py edited as model_mine.py, which answers to `mine`."""
     def edit(name, *edits):
         write_fork(copy, name, *edits)
-        return runs.find_model("mine")[0]
+        return runs.models()["mine"][0]
     return edit
 
 
@@ -1710,7 +1706,7 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
     with runs.spy(mine) as calls:
         mine(idx)
     for args in calls:
-        close(plain_of(module)(*args), module.literal(*args)[0], 1e-4)
+        close(runs.plain_function(module)(*args), module.literal(*args)[0], 1e-4)
     refused = ""
     if f"{name}_attention" in WAYS:
         refused = f"model_mine.{name}_attention runs as it is written: its faster way in kernels/ "
@@ -1724,7 +1720,7 @@ def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, fork, capsy
     model = make("mine", **SMALL).to(DEVICE)
     with runs.spy(model) as calls:
         model(torch.randint(0, 61, (1, 30)).to(DEVICE))
-    plain = plain_of(module)
+    plain = runs.plain_function(module)
     assert kernels.faster(plain, *calls[0]) is WAYS.get(plain.__name__)
     assert capsys.readouterr().err == ""
 
@@ -1733,7 +1729,7 @@ def arguments(case, T):
     """The plain function of a case, and arguments of T tokens in float32, for a head of 16."""
     module, _, args = example(case, T, T, B=1, H=1, d=16)
     args = [x.float().to(DEVICE) if torch.is_tensor(x) else x for x in args]
-    return plain_of(module), args
+    return runs.plain_function(module), args
 
 
 def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
@@ -1785,12 +1781,12 @@ def test_a_copy_that_is_another_function_runs_as_written(fork, capsys):
     """A name that kernels/ does not know, and a file without a literal form."""
     module = fork("cable", ("cable_attention", "my_attention"))
     model = make("mine", n_embd=64)
-    assert runs.plain_function(module) == "my_attention"
+    assert runs.plain_function(module) is module.my_attention
     with runs.spy(model) as calls:
         model(torch.randint(0, 61, (1, 9)))
     assert len(calls) == 2 and kernels.faster(module.my_attention, *calls[0]) is None
     del module.literal
-    assert runs.plain_function(module) == "my_attention"
+    assert runs.plain_function(module) is module.my_attention
     assert capsys.readouterr().err == ""
 
 
@@ -1865,14 +1861,14 @@ def test_the_comparison_leaves_no_trace_interpreted_too(case, monkeypatch, other
 
 def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     shutil.copy(ROOT / "model_cable.py", copy / "model_mine.py")
-    assert runs.find_model("rope")[0] is model_classics and "cable" not in runs.models()
+    assert runs.models()["rope"][0] is model_classics and "cable" not in runs.models()
     assert capsys.readouterr().err == ""
     for name in ("cable", "k_cable"):
         with pytest.raises(SystemExit, match="model_cable.py and model_mine.py both answer to"):
-            runs.find_model(name)
+            runs.models()[name]
     answers = "model_mine.py does not answer to 'mine' but to cable, cable_nw"
     with pytest.raises(SystemExit, match=answers):
-        runs.find_model("mine")
+        runs.models()["mine"]
 
 
 @pytest.mark.parametrize("broken, reason", [
@@ -1887,25 +1883,25 @@ def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, 
     assert said.startswith("warning: model_mine.py is left out: ") and reason in said
     assert said.count("\n") == 1
     with pytest.raises(SystemExit, match=r"^error: model_mine.py cannot be used: [^\n]*$"):
-        runs.find_model("mine")
+        runs.models()["mine"]
 
 
 def test_a_file_without_variants_answers_to_its_own_name(copy):
     source = (ROOT / "model_fox.py").read_text().replace("VARIANTS = dict(fox=dict())\n", "")
     (copy / "model_mine.py").write_text(source)
-    module, fields = runs.find_model("mine")
+    module, fields = runs.models()["mine"]
     assert module.__name__ == "model_mine" and fields == {}
-    assert runs.find_model("fox")[0] is model_fox
+    assert runs.models()["fox"][0] is model_fox
     with pytest.raises(SystemExit, match="error: unknown model 'mien': did you mean mine"):
-        runs.find_model("mien")
+        runs.models()["mien"]
 
 
 def test_variants_of_fields_that_are_not_there(copy, capsys):
     source = (ROOT / "model_fox.py").read_text().replace("fox=dict()", "mine=dict(windw=8)")
     (copy / "model_mine.py").write_text(source)
     with pytest.raises(SystemExit, match="VARIANTS sets windw, which GPTConfig has not"):
-        runs.find_model("mine")
-    assert runs.find_model("fox")[0] is model_fox
+        runs.models()["mine"]
+    assert runs.models()["fox"][0] is model_fox
 
 
 # -----------------------------------------------------------------------------
@@ -2961,7 +2957,7 @@ def test_tasks_are_drawn_fast(name, least):
 def encoder(name, **changes):
     """A small random encoder in float64, with biases and steps that do not vanish."""
     torch.manual_seed(0)
-    model = runs.make_model(TINY | runs.find_model(name)[1] | dict(model=name) | changes)
+    model = runs.make_model(TINY | runs.models()[name][1] | dict(model=name) | changes)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -3784,7 +3780,7 @@ def test_the_count_of_the_variants_is_that_of_cope():
 
 def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
     def made(name, **changes):
-        return runs.make_model(runs.find_model(name)[1] | TINY | dict(model=name) | changes)
+        return runs.make_model(runs.models()[name][1] | TINY | dict(model=name) | changes)
     for name in ("cope_alibi", "cope_relative"):
         assert all((p == 0).all() for p in made(name).pos_emb.parameters())
     given = made("cope_alibi", slopes="1,0.5,0.25,0.125").pos_emb[0]
@@ -4877,6 +4873,11 @@ def set_config(**changes):
     return lambda checkpoint: checkpoint["config"].update(changes)
 
 
+def no_task(checkpoint):
+    checkpoint["config"].pop("tokenizer")
+    checkpoint["config"]["data"] = "gone"
+
+
 def set_weights(change):
     """The first of the weights, changed."""
     def changed(checkpoint):
@@ -4900,6 +4901,7 @@ FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about 
     "another size": (set_config(n_embd=8), "do not fit --model cable"),
     "a bad choice": (set_config(norm="no"), "norm='no' is not one of pre, post"),
     "no seed": (lambda c: c["config"].pop("seed"), "its config has no seed"),
+    "a task that is gone": (no_task, "unknown corpus 'gone'"),
     "no tokenizer": (lambda c: c["config"].pop("tokenizer"), "its config has no tokenizer"),
     "no weights": (lambda c: c["model"].clear(), "with 0 tensors of weights"),
     "nan weights": (set_weights(lambda x: x * math.nan), "are not finite"),
@@ -4960,7 +4962,7 @@ def test_the_text_of_a_checkpoint_from_elsewhere_has_to_be_named(trained, home):
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_are_known_before_a_model_is_built(name):
     state = torch.get_rng_state()
-    config = TINY | runs.find_model(name)[1] | dict(model=name)
+    config = TINY | runs.models()[name][1] | dict(model=name)
     if name == "learned_hard":
         config["block_size"] = 16
     ours = runs.shapes(config)
@@ -5077,6 +5079,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("maps.py attention cable --split val", "--split is for synthetic tasks"),
     ("maps.py attention rope --kinds steps", "invalid choice: 'steps'"),
     ("maps.py attention rope --prompt x", "flipflop has no text: leave out --prompt"),
+    ("maps.py attention rope --leng 16", "unknown argument --leng"),
     ("maps.py attention rope --split desne", "unknown split 'desne': did you mean dense?"),
     ("maps.py attention cable --layer 5", "--layer 5: the model has layers 0 to 0"),
     ("maps.py attention cable --length -1", "--seed and --length must be 0 or more"),
@@ -5091,7 +5094,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table"),
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
+    ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
+    ("experiments.minimal --scheme peri --out x.json --panel 1 --trials 0", "must be at least 1"),
+    ("experiments.minimal --scheme peri --out x.json --panel '{}'", "cannot be searched: KeyError"),
     ("bench.py decod", "unknown 'decod': did you mean decode?"),
     ("bench.py train --models cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("bench.py train --size nan", "unknown 'nan': did you mean nano?"),
@@ -5186,6 +5192,15 @@ def test_a_run_whose_text_is_gone_is_scored_on_another_and_drawn(home):
     assert scored["tokens"] == 64 and scored["data"]["corpus"] == "elsewhere"
     out, _ = command(home, "maps.py", "attention", "run", "--prompt", "abc")
     assert "drew " in out
+
+
+def test_every_validation_comes_with_a_line_about_the_steps_before_it(home):
+    """Else the time of steps since the last line would be lost when the clock starts anew."""
+    command(home, "train.py", "--data", "notes", "--max_iters", 7, "--no-evaluate", *TINY_FLAGS,
+            "--eval_interval", 3, "--log_interval", 5, "--out_dir", "run")
+    log = log_of(home / "run")
+    assert [row["iter"] for row in log if "loss" in row] == [3, 5, 6, 7]
+    assert [row["iter"] for row in log if "val_loss" in row] == [3, 6, 7]
 
 
 @pytest.mark.parametrize("interval", [1, 30])  # found by the log, or by the save before it
@@ -5896,7 +5911,7 @@ def test_a_perplexity_beyond_all_others_is_drawn(perplexity, tmp_path):
     assert is_png(tmp_path / "x.png")
 
 
-def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch):
+def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch, tmp_path):
     figures = drawn(monkeypatch)
     command(trained, "plot.py", "curves", "cable", "learned", "rope")
     assert labels_of(figures[0]) == ["cable", "learned", "rope"]
@@ -5910,6 +5925,9 @@ def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch):
     rates = [(r["iter"], 100 * r["scores"]["iid"]["glitch_rate"]) for name in ("tra", "rope")
              for r in log_of(trained / name) if "scores" in r]
     assert set(rates) <= set(points)
+    shutil.copytree(trained / "cable", tmp_path / "cable-my.txt-nano")  # a folder, not a JSON
+    command(trained, "plot.py", "curves", tmp_path / "cable-my.txt-nano")
+    assert labels_of(figures[2]) == ["cable-my.txt-nano"]
 
 
 @pytest.mark.slow
@@ -5959,13 +5977,15 @@ def test_within_is_the_share_of_the_last_tokens():
 
 def test_maps_of_reach(home, trained):
     """Of a task and of text, longer than in training; one token reaches nowhere."""
+    said = complaint(home, "maps.py", "reach", trained / "cable")
+    assert "was never prepared here" in said
     for run in ("tra", "learned"):
-        out, _ = command(home, "maps.py", "reach", trained / run, "--length", 12, "--out", "r.png")
-        assert "drew r.png" in out and is_png(home / "r.png")
-    out, _ = command(home, "maps.py", "reach", trained / "cable", trained / "learned", "--out",
-                     "r.png", "--length", 16)
+        out, _ = command(trained, "maps.py", "reach", run, "--length", 12, "--out", home / "r.png")
+        assert "r.png" in out and is_png(home / "r.png")
+    out, _ = command(trained, "maps.py", "reach", "cable", "learned", "--out", home / "r.png",
+                     "--length", 16)
     assert out.count("tokens, trained on") == 2 and is_png(home / "r.png")
-    said = complaint(home, "maps.py", "reach", trained / "cable", "--length", 1)
+    said = complaint(trained, "maps.py", "reach", "cable", "--length", 1)
     assert "reach needs a sequence of two tokens or more" in said
 
 
@@ -5994,8 +6014,7 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
     with pytest.raises(SystemExit, match="nothing is scored in"):
         maps.steps_by_kind(model, config, args)
     monkeypatch.undo()
-    command(home, "maps.py", "counts", trained / "tra", trained / "cable", "--sequences", 2,
-            "--out", "c.png")
+    command(trained, "maps.py", "counts", "tra", "cable", "--sequences", 2, "--out", home / "c.png")
     assert is_png(home / "c.png")
     said = complaint(home, "maps.py", "counts", trained / "tra", "--sequences", 0)
     assert "--sequences must be at least 1" in said
@@ -6063,7 +6082,7 @@ def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
     assert [ax.get_ylabel() for ax in lanes] == ["tra\nstep", "rope\nstep", "diff\nstep"]
     assert len(strips) == 3
     said = [ax.get_xlabel() or ax.xaxis.label.get_text() for ax in strips]
-    assert runs.find_model("tra")[0].STEP in said and runs.find_model("rope")[0].STEP in said
+    assert runs.models()["tra"][0].STEP in said and runs.models()["rope"][0].STEP in said
     for name, lane, strip in zip(("tra", "rope", "diff"), lanes, strips):
         attention = strip.images[0].get_array()
         assert attention.shape == (1, 19) and strip.images[0].get_clim() == (0, 1)
@@ -6130,7 +6149,7 @@ def test_a_page_to_play_with_holds_what_literal_says(trained, home):
                 assert len(lane["heads"]) == (2 if heads == "all" else 1) == len(shown)
                 for (layer, head), parts in zip(lane["heads"], shown):
                     shows_these(parts, {k: v[head] for k, v in layers[layer].items()})
-                assert lane["equation"] == runs.find_model(name)[0].EQUATION
+                assert lane["equation"] == runs.models()[name][0].EQUATION
         assert lane["name"] == "rope" and lane["trained"] == 16 and lane["literal"]
 
 
@@ -6427,7 +6446,7 @@ def test_bench_writes_the_page_of_results(small, home):
     command(home, "bench.py", *flags)
     command(home, "bench.py", *flags, "--out", "results/bench.other.json")
     page = (home / "results" / "README.md").read_text()
-    for stem in ("cpu", "other"):
+    for stem in ("train.cpu", "other"):
         result = json.loads((home / "results" / f"bench.{stem}.json").read_text())
         row = result["train"]["cable"]
         assert f"### bench.{stem}\n" in page
@@ -6463,12 +6482,12 @@ def test_bench_measures_every_attention(small, home):
     command(home, "bench.py", "attention", *flags, "--out", "a.json", draw=True)
     rows = json.loads((home / "a.json").read_text())["attention"]["40"]
     assert is_png(home / "a.png") and rows["sdpa"]["forward_of_sdpa"] == 1
-    first = {runs.find_model(name)[0]: name for name in reversed(runs.models())}
+    first = {runs.models()[name][0]: name for name in reversed(runs.models())}
     for module, name in first.items():
         attention = runs.attention_module(runs.make_model(dict(model=name, n_layer=1)))
         assert rows[name]["both_ms"] > 0 and rows[name]["forward_of_sdpa"] > 0, module
         assert (f"{name}: literal" in rows) == hasattr(attention, "literal")
-        known = kernels.REGIMES.get(runs.plain_function(attention), {})
+        known = kernels.REGIMES.get(runs.plain_function(attention).__name__, {})
         assert all(f"{name}, {regime}" in rows for regime in known)
     assert rows["cable"]["both_GB"] == 0.25 and "cope, gates 0.03" in rows
     on_cpu = {name for name in rows if name.endswith(": kernel")}
@@ -6537,8 +6556,8 @@ def test_bench_takes_the_attention_of_a_trained_run(small, trained, home):
 def test_a_way_that_fails_has_the_reason_in_its_row(small, home, monkeypatch):
     def gone(*args):
         raise RuntimeError("out of memory\nand more")
-    monkeypatch.setattr(runs.find_model("tra")[0], "literal", gone)
-    monkeypatch.setattr(runs, "plain_function", lambda module: "tra_attention")
+    monkeypatch.setattr(runs.models()["tra"][0], "literal", gone)
+    monkeypatch.setattr(runs, "plain_function", lambda module: module.tra_attention)
     command(home, "bench.py", "attention", "--models", "tra", "--lengths", 20, "--repeats", 1,
             "--device", "cpu", "--out", "a.json")
     rows = json.loads((home / "a.json").read_text())["attention"]["20"]
@@ -6664,14 +6683,16 @@ def cells_of(table):
 
 def test_tables_of_eval_by_hand():
     """Every number of a made-up JSON in the cell where it belongs."""
-    runs_ = [dict(name="a-1", model="a", label="a", perplexity={"8": 3.5, "16": 4.5},
+    runs_ = [dict(name="a-1", model="a", label="a", block_size=8, perplexity={"8": 3.5, "16": 4.5},
                   strided={"8": 3.25, "16": 2.75}),
-             dict(name="a-2", model="a", label="a", perplexity={"8": 5.5, "16": 6.5},
+             dict(name="a-2", model="a", label="a", block_size=8, perplexity={"8": 5.5, "16": 6.5},
                   strided={"8": 5.25, "16": 4.75})]
     result = dict(runs=runs_, lengths=[8, 16], papers={"P": dict(a=7.125), "Q": dict(b=1)})
-    assert cells_of(tables.strided_table(result)) == [
-        ["model", "8", "16"], ["a", "3.500", "4.500"], ["a, strided", "3.250", "2.750"],
-        ["a", "5.500", "6.500"], ["a, strided", "5.250", "4.750"]]
+    assert cells_of(tables.text_table(result)) == [
+        ["model", "seeds", "8", "16", "16 / 8"],
+        ["a", "2", "4.500 ± 1.414", "5.500 ± 1.414", f"{(4.5 / 3.5 + 6.5 / 5.5) / 2:.3f}"],
+        ["a, strided", "2", "4.250 ± 1.414", "3.750 ± 1.414",
+         f"{(2.75 / 3.25 + 4.75 / 5.25) / 2:.3f}"]]
     assert cells_of(tables.papers_table(result)) == [
         ["row", "8", "16", "16, strided", "P", "Q"],
         ["a", "4.500 ± 1.414", "5.500 ± 1.414", "3.750 ± 1.414", "7.12", "-"]]

@@ -116,17 +116,14 @@ def fresh(argv):
     -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, then the variant that
     the model's name means, then the task's defaults, then the dataclasses'.
     """
-    early = runs.Parser(add_help=False, allow_abbrev=False)  # they decide which others there are
+    early = runs.Parser(add_help=False)  # they decide which others there are
     early.add_argument("--model")
     early.add_argument("--data", default="stdlib")
     early.add_argument("--size")
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
-    try:
-        task = data.find(asked.data)
-    except ValueError as e:
-        runs.fail(e)
+    task = runs.find_task(asked.data)
     if task.kind == "numbers":
         runs.fail(f"{asked.data} is numbers, not tokens: no model here takes them")
     size = asked.size or next(iter(task.defaults))
@@ -134,11 +131,11 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    if getattr(module.GPT, "reads_both_ways", False) != task.both_ways:
-        runs.wrong_direction(asked.data, task)
+    if runs.is_encoder(module.GPT) != task.both_ways:
+        wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     parser.add_argument("--resume", metavar="DIR", default=argparse.SUPPRESS,
                         help="continue the run in this folder")
     parser.usage = "python train.py [--flag VALUE ...]"
@@ -173,9 +170,17 @@ def fresh(argv):
     return c, None, None
 
 
+def wrong_direction(name, task):
+    """An encoder would see the next token, and a causal model no later one, in the wrong task."""
+    names = [name for name, (module, _) in runs.models().items()
+             if runs.is_encoder(module.GPT) == task.both_ways]
+    kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"
+    runs.fail(f"{name} needs {kind}: choose from {', '.join(names)}")
+
+
 def resume(argv):
     """-> a saved run's settings with what flags change of them, its last checkpoint, its folder."""
-    early = runs.Parser(add_help=False, allow_abbrev=False)
+    early = runs.Parser(add_help=False)
     early.add_argument("--resume")
     asked, _ = early.parse_known_args(argv)
     if not asked.resume:
@@ -190,7 +195,7 @@ def resume(argv):
             runs.fail(f"{path} cannot be used: {e}")
 
     # every setting is a flag; help shows those that may change
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     parser.usage = "python train.py --resume DIR [--flag VALUE ...]"
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     comments = dict(COMMENT.findall(Path(__file__).read_text()))
@@ -214,7 +219,7 @@ def resume(argv):
             runs.fail(f"--{name} {now} contradicts the run being resumed, which has "
                       f"{name}={value}; leave it out")
     if not any(word.split("=")[0] == f"--{text_flag}" for word in argv):
-        runs.check_text(path, checkpoint)
+        runs.check_text(path, checkpoint, text_flag)
     if c.max_iters < checkpoint["iter"]:
         runs.fail(f"--max_iters {c.max_iters}: the run is at iter {checkpoint['iter']} already")
     return c, checkpoint, path.parent
@@ -322,12 +327,11 @@ def final_evaluation(out, c, task):
             more += [f"--{name}", getattr(c, name)]
     # a run that has seen little is scored on little
     eighth = c.max_iters * c.gradient_accumulation_steps * c.batch_size // 8
-    flag, enough, usual = "--sequences", max(100, eighth), 2000
+    flag, usual = runs.SCORED[task.kind]
+    enough = max(dict(text=64, symbols=100, pairs=50)[task.kind], eighth)
     if task.kind == "text":
-        flag, enough, usual = "--tokens", max(64, eighth) * c.block_size, 131072
-    if task.kind == "pairs":
-        flag, enough, usual = "--queries", max(50, eighth), 1000
-    less = [flag, enough] if enough < usual else []
+        enough *= c.block_size
+    less = [f"--{flag}", enough] if enough < usual else []
     failed = runs.script("eval.py", out, *less, *more)
     if task.kind == "text":
         unwritten = runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
@@ -375,7 +379,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
 
 
-def task_and_model(c, module, checkpoint, device):
+def task_and_model(c, checkpoint, device):
     """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
     first = checkpoint
     if c.init_from and not checkpoint:
@@ -386,8 +390,7 @@ def task_and_model(c, module, checkpoint, device):
         if "corpus" in c:
             c.corpus = task.corpus  # a path is absolute now
         torch.manual_seed(c.seed)
-        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
-        model = module.GPT(module.GPTConfig(**shape)).to(device)
+        model = runs.make_model(vars(c)).to(device)
         if first and not checkpoint:
             begin_with(model, first, c)
         if task.begin and not checkpoint:
@@ -519,8 +522,7 @@ def main(argv=None):
     rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
 
     # data and model
-    module, _ = runs.models()[c.model]
-    task, model = task_and_model(c, module, checkpoint, device)
+    task, model = task_and_model(c, checkpoint, device)
     raw_model, task_class = model, type(task)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
@@ -557,8 +559,8 @@ def main(argv=None):
         model = DistributedDataParallel(model)
 
     # say what runs
-    groups = dict(model=module.GPTConfig, data=task_class, training=TrainConfig, run=RunConfig)
-    for title, cls in groups.items():
+    parts = dict(model=type(raw_model.config), data=task_class, training=TrainConfig, run=RunConfig)
+    for title, cls in parts.items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls) if f.name in c)
         print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
     print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}")
@@ -607,12 +609,12 @@ def main(argv=None):
             average(state["bema"], raw_model, it + 1, c)
 
         # log
-        end, stopping = it + 1 == c.max_iters, agreed(stop, device)
-        if (it + 1) % c.log_interval == 0 or end or stopping:
+        stopping = agreed(stop, device)
+        evaluating = (it + 1) % c.eval_interval == 0 or it + 1 == c.max_iters
+        if (it + 1) % c.log_interval == 0 or evaluating or stopping:
             logged, clock = report(state, c, loss, lr, x.size(1), clock, logged, log)
 
         # evaluation
-        evaluating = (it + 1) % c.eval_interval == 0 or end
         best = False
         if evaluating:
             best = evaluate(raw_model, state, task, c, device, context, log)

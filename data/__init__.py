@@ -309,7 +309,7 @@ def bootstrap(values, groups, seed=0, times=1000):
 
 
 def words(text):
-    """The words of a text as a search engine takes them: lower case, readLine and read_line split."""
+    """The words of a text as a search engine takes them: lower case, readLine is two."""
     parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
     return re.findall(r"[^\W\d_]+|\d+", parts.lower())
 

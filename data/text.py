@@ -30,7 +30,6 @@ import signal
 import sys
 import sysconfig
 import time
-import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -653,7 +652,7 @@ class HubStream:
         return "val" if u < 0.01 else "train"
 
 
-def download(url, path, sha256=None):
+def download(url, path, sha256):
     """
     Fetch url to path, continuing a partial download if the server can. Raises ValueError offline or
     on a wrong checksum.
@@ -667,7 +666,7 @@ def download(url, path, sha256=None):
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             complete = receive(response, part)
-    except (OSError, urllib.error.URLError) as e:
+    except OSError as e:
         if getattr(e, "code", None) == 416:  # the partial file is not a beginning of this one
             part.unlink()
             return download(url, path, sha256)
@@ -675,7 +674,7 @@ def download(url, path, sha256=None):
                          "Offline: --data stdlib, or your own file") from e
     if not complete:
         raise ValueError(f"the download of {url} stopped half-way; run it again to continue")
-    if sha256 and hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
+    if hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
         part.unlink()
         raise ValueError(f"{url} does not have the expected checksum; the download was thrown "
                          "away, run it again")

@@ -239,7 +239,7 @@ SECTIONS = {
         commands=["python train.py --model cable",
                   "python eval.py out/cable-stdlib-nano --strided --lengths 128 256 512 1024 2048 "
                   "4096 --out results/strided"],
-        json=["strided.json"], table="strided_table", figures=["strided.png"],
+        json=["strided.json"], table="text_table", figures=["strided.png"],
         reads=[
             "One run. In windows that do not overlap, perplexity falls with the length; of tokens "
             "that all have half a window of context it is flat from 256 on. So the gain of longer "

@@ -74,7 +74,7 @@ def of_training(words, evaluation_words):
         for T in [c.block_size, *(asked.lengths or [])]:
             task = runs.make_task(config | dict(block_size=T))
         config["vocab_size"] = task.vocab_size
-    model = runs.without_memory(config)
+    model = runs.on_meta(runs.make_model, config)
     return estimate(model, c.block_size, c.batch_size, c.max_iters, c.gradient_accumulation_steps,
                     numbers=6 if c.bema else 4)
 

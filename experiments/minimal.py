@@ -4,7 +4,7 @@ transformer of the set complement task (Eq. 2, 3), its hard-coded solution (Exam
 retrieval (section 6.2). Dyck and Tomita strings go to the GPT of model_postnorm.py.
 
     python -m experiments.minimal --panel '{"data": "dyck", "k": 2, "m": 3, "block_size": 32,
-        "batch_size": 32, "longest": 128, "at": [33, 128]}' --scheme peri --steps 1000 --trials 8
+        "batch_size": 32, "longest": 128, "at": [33, 128]}' --scheme peri --out peri.json
 
 A panel is a task (data and its fields) with the batch size, the greatest length to measure, and
 `at`, the lengths [from, to] over which a trial's number is the mean. All trials of one scheme are
@@ -457,7 +457,7 @@ def figures(entry):
 
 
 def main(argv=None):
-    parser = runs.make_parser(__doc__)
+    parser = runs.Parser(__doc__)
     parser.add_argument("--panel", type=json.loads, required=True, help="the task, as JSON")
     parser.add_argument("--scheme", required=True, help="where the norms sit: none, pre, post ...")
     parser.add_argument("--steps", type=int, default=1000, help="of training (default: 1000)")
@@ -466,11 +466,14 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=1337, help="(default: 1337)")
     parser.add_argument("--sequences", type=int, default=512, help="to measure on (default: 512)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    parser.add_argument("--out", help="a JSON; if it has these settings, nothing is trained")
+    parser.add_argument("--out", required=True,
+                        help="a JSON; if it has these settings, nothing is trained")
     args = runs.parse(parser, argv)
     names = ("panel", "scheme", "steps", "peak", "seed", "sequences")
     settings = {name: getattr(args, name) for name in names}
-    if args.out and kept(args.out, settings, args.trials):
+    if min(args.trials, args.steps, args.sequences) < 1:
+        runs.fail("--trials, --steps and --sequences must be at least 1")
+    if kept(args.out, settings, args.trials):
         return
     begin = time.time()
 
@@ -483,9 +486,11 @@ def main(argv=None):
               f"eta {int(eta) // 60}m{int(eta) % 60:02d}s", flush=True)
 
     how = argparse.Namespace(device=args.device, dtype="float32", kernel="off")
-    found = search(settings, args.trials, str(runs.setup(how)[0]), tell)
-    if args.out:
-        runs.write_json(args.out, found)
+    try:
+        found = search(settings, args.trials, str(runs.setup(how)[0]), tell)
+    except (ValueError, LookupError, TypeError) as e:
+        runs.fail(f"this panel or scheme cannot be searched: {type(e).__name__}: {e}")
+    runs.write_json(args.out, found)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ TARGETS = {
 SECTIONS = {
     "bench.cpu": dict(
         about="Speed and memory of whole models at nano size",
-        commands=["python bench.py train decode --repeats 9",
+        commands=["python bench.py train decode --repeats 9 --out results/bench.cpu.json",
                   "python bench.py memory --out memory.json  # the last column"],
         json=["bench.cpu.json"],
         reads=[

@@ -131,7 +131,8 @@ def text_table(result):
     Perplexity by window length, the paper's beside it where its model was read at the same length
     after the same training; and where there is any, in windows that overlap by half.
     """
-    lengths, published = result["lengths"], result["paper"]
+    lengths, published = result["lengths"], result.get("paper", {})
+    ratio = any(len(theirs) > 5 for theirs in published.values())  # CABLE's Table 1 has it
     at = list(result.get("paper_lengths", ()))
     T = result["runs"][0]["block_size"]
     first, last = str(T), str(lengths[-1])
@@ -153,12 +154,12 @@ def text_table(result):
             if len(lengths) > 1:
                 far = [p[last] / p[first] for p in known if last in p]
                 cells.append(f"{statistics.mean(far):.3f}" if far else "-")
-            if published:
+            if ratio:
                 cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
             rows.append([label, len(known), *cells])
     if len(lengths) > 1:
         heads.append(f"{lengths[-1]:,} / {T:,}")
-    if published:
+    if ratio:
         heads.append("paper: 15,360 / 1,024")
     text = markdown(["model", "seeds", *heads], rows)
     if "strided_tokens" in result:
@@ -336,15 +337,6 @@ def theorem_table(found):
 # -----------------------------------------------------------------------------
 # eval.py's and bench.py's results
 
-def strided_table(result):
-    """eval.py's perplexity by window length, and the strided one."""
-    rows = []
-    for r in result["runs"]:
-        for kind, label in (("perplexity", r["model"]), ("strided", f"{r['model']}, strided")):
-            rows.append([label, *(f"{y:.3f}" for y in r[kind].values())])
-    return markdown(["model", *(f"{T:,}" for T in result["lengths"])], rows)
-
-
 def runs_table(result):
     """eval.py's scores of a task at several lengths, a row for each run: the first metric, in %."""
     rows, lengths = [], list(result["runs"][0]["scores"])
@@ -439,7 +431,7 @@ def attention_table(found):
     heads = []
     for T, kind in columns:
         what = dict(forward="forward", both="forward and backward")[kind]
-        ms = found[T][reference][f"{kind}_ms"]
+        ms = found[T][reference].get(f"{kind}_ms", math.nan)
         heads.append(f"{what}, T = {int(T):,} ({reference}: {ms:,.0f} ms)")
     lines = []
     for name in names:
@@ -700,7 +692,6 @@ def not_run(folder):
         if missing:
             words = "every entry" if missing == names else ", ".join(missing)
             lines.append(f"- `--scale {scale}`: {words}")
-    lines.append("- CABLE's figure of running times")
     return ["## Not run yet", "", *lines, ""]
 
 

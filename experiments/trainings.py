@@ -45,7 +45,7 @@ def differing(config, words):
     defaults of its task and model, in words; "" where there is none.
     """
     flags = options(words)
-    (module, variant), task = runs.find_model(flags["model"]), data.find(flags["data"])
+    (module, variant), task = runs.models()[flags["model"]], data.find(flags["data"])
     wanted = {}
     for cls in (module.GPTConfig, task):
         wanted |= {f.name: f.default for f in dataclasses.fields(cls) if f.name != "vocab_size"}
