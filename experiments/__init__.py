@@ -32,6 +32,7 @@ with the function of tables.py that makes markdown of them; figures, also in res
 reads are sentences under the table: what was measured, and what was not. The file's docstring heads
 its part of the page.
 """
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ from pathlib import Path
 ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm", "speed", "reliability")
 
 
+@functools.cache
 def files():
     """Every module here that imports; one that does not is named on stderr."""
     names = [p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__"]
