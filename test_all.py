@@ -6476,6 +6476,7 @@ def test_bench_measures_generating_and_memory(small, home, monkeypatch):
     assert all(0.05 < row["peak_GB"] < 50 for row in result["memory"].values())
 
 
+@pytest.mark.filterwarnings("error:constrained_layout")
 def test_bench_measures_every_attention(small, home):
     """Of every model file, beside torch's own; its regimes; its ways where they are."""
     flags = "--lengths", 40, "--repeats", 1, "--device", "cpu"
