@@ -17,7 +17,8 @@ torch's scaled_dot_product_attention on the same q, k and v.
 
 Ratios come from one run in which the candidates take turns, so that a noisy machine disturbs all
 alike; each number is the median of --repeats. What is timed is the model file's own function.
-Writes results/bench.<device>.json, and results/README.md anew.
+Writes results/bench.<kinds>.<device>.json (gpu: bench.gpu.json and .md), and results/README.md
+anew.
 """
 import importlib.util
 import itertools
@@ -519,7 +520,7 @@ def make_flags():
     add("--ways", nargs="+", help=f"attention: which of {' '.join(WAYS)}; default: all, on the CPU "
                                   "all but compiled, as compiling takes minutes there")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
-    add("--out", help="where to write the JSON (default: results/bench.<kinds>.<device>.json)")
+    add("--out", help="where to write the JSON (default: in results/, by kinds and device)")
     runs.add_run_flags(parser)
     return parser
 

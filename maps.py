@@ -132,10 +132,10 @@ def load(path, draws=False):
     """-> where it is, the model, its config; draws: its own text or task will be drawn from."""
     path = runs.find_checkpoint(path)
     model, config, checkpoint = runs.load_run(path, torch.device("cpu"))
-    if draws:
-        runs.check_text(path, checkpoint)
     if runs.is_encoder(model):
         runs.fail(f"{path} is an encoder, which sees later tokens, too: maps are of causal models")
+    if draws:
+        runs.check_text(path, checkpoint)
     torch.manual_seed(0)  # some models draw their positions
     return path, model, config
 

@@ -18,7 +18,8 @@ output, a norm on the attention's output alone.
 What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
-- norms have eps = 1e-8: at the start the attention output's mean square is 1e-7 or less
+- norms have eps = 1e-8: where no norm stands before it (output, post), the first layer's attention
+  output starts at a mean square of 1e-7 or less
 - RoPE, as in the paper's Dyck and Tomita models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
 """
@@ -59,7 +60,7 @@ def residual(x, f, scheme, before, after):
     """One update of the residual stream by f, with the norms where the scheme has them."""
     if scheme == "post":
         return after(x + f(x))
-    return x + after(f(before(x)).to(x.dtype))  # .to: else the norm would round to bfloat16 again
+    return x + after(f(before(x)).to(x.dtype))  # .to: on a CPU autocast's norm would round again
 
 
 # -----------------------------------------------------------------------------

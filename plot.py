@@ -918,6 +918,8 @@ def attention(args):
         look[name] |= dict(color=plt.cm.tab10(methods.index(method) % 10), ls=style, lw=1.5)
     measured = {key for rows in found.values() for row in rows.values() for key in row}
     kinds = [kind for kind in ("forward", "both") if f"{kind}_of_sdpa" in measured]
+    if not kinds:
+        runs.fail(f"{args.json} has no time of scaled_dot_product_attention to measure by")
     fig, axes = panels(len(kinds), 4.6, max(4.2, 0.22 * len(names) + 1))  # the legend's height
     for ax, kind in zip(axes[0], kinds):
         length_axis(ax, list(found))

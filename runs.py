@@ -196,6 +196,8 @@ def find_task(name):
 def kind_of(config):
     """Of what kind the data of a run are (see class Task). A text may have moved since."""
     if config["data"] not in data.with_a_file():
+        if "tokenizer" not in config or "corpus" in config:
+            fail(f"the run's task is gone: there is no data/{config['data']}.py")
         return "text"
     return find_task(config["data"]).kind
 
@@ -291,13 +293,14 @@ def spy(model):
         calls.append(tuple(bound.arguments.values()))
         return plain(*args, **kwargs)
     enabled = kernels and kernels.enabled
-    setattr(module, plain.__name__, noted)
+    name = next(name for name, value in vars(module).items() if value is plain)
+    setattr(module, name, noted)
     try:
         if kernels:
             kernels.enabled = False
         yield calls
     finally:
-        setattr(module, plain.__name__, plain)
+        setattr(module, name, plain)
         if kernels:
             kernels.enabled = enabled
 
@@ -661,9 +664,7 @@ def check_config(config):
     try:
         task = data.find(config["data"])
     except ValueError:
-        if "tokenizer" not in config:  # a task whose file is gone
-            raise
-        return  # a text that is gone: the model can still be used
+        return  # a text or task that is gone: the model can still be used
     check_types(config, get_type_hints(task))
     for field in dataclasses.fields(task):
         if field.name not in config:
@@ -735,6 +736,8 @@ def check_text(path, checkpoint, flag=""):
     if not known:
         where = config[text_flag(config)]
         way = f". To use it all the same, name the text: --{flag} {where}" if flag else ""
+        if not flag and "corpus" not in config:
+            way = f". To prepare it: python eval.py {path} --data {where}"
         fail(f"the text behind {where} is not what {path} was trained on, or was never prepared "
              f"here{way}")
 

@@ -97,7 +97,8 @@ def read_prompt(args):
 def newest_text_run():
     """The last checkpoint of the newest run under out/ that was trained on text."""
     for path in runs.checkpoints():
-        if runs.kind_of(runs.load_checkpoint(path)["config"]) == "text":
+        config = runs.load_checkpoint(path)["config"]
+        if "tokenizer" in config and runs.kind_of(config) == "text":
             return path
     runs.fail("no run on text in out/ yet; make one with: python train.py --model cable")
 

@@ -1790,6 +1790,14 @@ def test_a_copy_that_is_another_function_runs_as_written(fork, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_an_attention_from_elsewhere_is_seen_by_its_name_in_the_file(fork):
+    fork("cable", ("attend(cable_attention", "attend(renamed"),
+         ("class Cache:", "renamed = cable_attention\ndel cable_attention\n\n\nclass Cache:"))
+    with runs.spy(make("mine")) as calls:
+        make("mine")(torch.randint(0, 61, (1, 9)))
+    assert len(calls) == 2
+
+
 WRONG = dict(
     forward=lambda right, v: 1.001 * right,
     backward=lambda right, v: right + 0.01 * (v - v.detach()),
@@ -4873,11 +4881,6 @@ def set_config(**changes):
     return lambda checkpoint: checkpoint["config"].update(changes)
 
 
-def no_task(checkpoint):
-    checkpoint["config"].pop("tokenizer")
-    checkpoint["config"]["data"] = "gone"
-
-
 def set_weights(change):
     """The first of the weights, changed."""
     def changed(checkpoint):
@@ -4901,7 +4904,6 @@ FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about 
     "another size": (set_config(n_embd=8), "do not fit --model cable"),
     "a bad choice": (set_config(norm="no"), "norm='no' is not one of pre, post"),
     "no seed": (lambda c: c["config"].pop("seed"), "its config has no seed"),
-    "a task that is gone": (no_task, "unknown corpus 'gone'"),
     "no tokenizer": (lambda c: c["config"].pop("tokenizer"), "its config has no tokenizer"),
     "no weights": (lambda c: c["model"].clear(), "with 0 tensors of weights"),
     "nan weights": (set_weights(lambda x: x * math.nan), "are not finite"),
@@ -5097,7 +5099,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
     ("experiments.minimal --scheme peri --out x.json --panel 1 --trials 0", "must be at least 1"),
-    ("experiments.minimal --scheme peri --out x.json --panel '{}'", "cannot be searched: KeyError"),
+    ("experiments.minimal --scheme peri --out x.json --panel '{}'", "--panel has no data"),
+    ("experiments.minimal --scheme perri --out x.json --panel '{}'", "did you mean peri?"),
+    ("experiments.minimal --scheme peri --out x.json --peak -1 --panel '{}'", "--peak between 0"),
+    ("experiments.minimal --scheme peri --out x.json --panel "
+     "'{\"data\": \"recall\", \"batch_size\": 1, \"longest\": 9, \"at\": [1, 2]}'",
+     "recall has no true distribution"),
     ("bench.py decod", "unknown 'decod': did you mean decode?"),
     ("bench.py train --models cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("bench.py train --size nan", "unknown 'nan': did you mean nano?"),
@@ -5203,13 +5210,21 @@ def test_every_validation_comes_with_a_line_about_the_steps_before_it(home):
     assert [row["iter"] for row in log if "val_loss" in row] == [3, 6, 7]
 
 
-@pytest.mark.parametrize("interval", [1, 30])  # found by the log, or by the save before it
-def test_an_exploding_loss_is_named(home, interval):
-    flags = "--learning_rate", "1e30", "--grad_clip", 0, "--warmup_iters", 1, "--eval_interval", 2
+def test_an_exploding_loss_is_named(home):
+    flags = "--learning_rate", "1e30", "--grad_clip", 0, "--warmup_iters", 1
     said = complaint(home, "train.py", "--data", "notes", "--max_iters", 40, "--no-evaluate",
-                     *TINY_FLAGS, *flags, "--log_interval", interval, "--out_dir", "run")
-    assert "try a lower --learning_rate" in said
+                     *TINY_FLAGS, *flags, "--out_dir", "run")
+    assert "error: the loss is" in said and "try a lower --learning_rate" in said
     assert not (home / "run" / "ckpt.pt").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """The last step may break them after a loss that was finite."""
+    model = make("nope")
+    next(model.parameters()).data[0] = math.nan
+    with pytest.raises(SystemExit, match="weights are not finite at iter 3; try a lower"):
+        train.save(tmp_path, True, model, None, dict(iter=3))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
@@ -5639,6 +5654,18 @@ def test_a_bad_task_in_one_line(tasks, home, change, says):
     words = "train.py", "--model", "cable", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     assert says in complaint(home, *words, "--data", "bad")
     command(home, *words, "--data", "flipflop")  # nobody else is disturbed
+
+
+def test_a_run_whose_task_is_gone(tasks, home):
+    """Its weights can be used; what needs the task says so."""
+    write_task(tasks, "mine", PARITY)
+    words = "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", "--data", "mine", *words, "--out_dir", "out/run")
+    (tasks / "mine.py").rename(tasks / "parity.py")
+    for script in ("eval.py", "sample.py"):
+        assert "the run's task is gone: there is no data/mine.py" in complaint(
+            home, script, "out/run")
+    command(home, "train.py", "--data", "parity", *words, "--init_from", "out/run")
 
 
 @pytest.mark.parametrize("change, says", [

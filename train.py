@@ -68,7 +68,7 @@ class TrainConfig:
 @dataclass
 class RunConfig:
     out_dir: str = ""             # for checkpoints and log; default out/<model>-<data>-<size>
-    log_interval: int = 10        # steps between log lines
+    log_interval: int = 10        # steps between log lines; validation has one, too
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
     eval_iters: int = 20          # batches per validation
     evaluate: bool = True         # afterwards, run eval.py and sample.py on the result

@@ -456,6 +456,21 @@ def figures(entry):
     return [["trials"]]
 
 
+def check(args):
+    """What no search can mean ends in one line."""
+    if min(args.trials, args.steps, args.sequences) < 1 or not 0 < args.peak < 100:
+        runs.fail("--trials, --steps and --sequences must be at least 1, --peak between 0 and 100")
+    if args.scheme not in ("none", *SCHEMES):
+        runs.fail(f"unknown scheme {args.scheme!r}: {runs.nearest(args.scheme, SCHEMES)}")
+    panel = args.panel if isinstance(args.panel, dict) else {}
+    missing = [name for name in ("data", "batch_size", "longest", "at") if name not in panel]
+    if missing:
+        runs.fail(f"--panel has no {missing[0]}")
+    task = runs.make_task(panel)
+    if task.kind != "numbers" and not task.target:
+        runs.fail(f"{task.data} has no true distribution to measure by")
+
+
 def main(argv=None):
     parser = runs.Parser(__doc__)
     parser.add_argument("--panel", type=json.loads, required=True, help="the task, as JSON")
@@ -471,8 +486,7 @@ def main(argv=None):
     args = runs.parse(parser, argv)
     names = ("panel", "scheme", "steps", "peak", "seed", "sequences")
     settings = {name: getattr(args, name) for name in names}
-    if min(args.trials, args.steps, args.sequences) < 1:
-        runs.fail("--trials, --steps and --sequences must be at least 1")
+    check(args)
     if kept(args.out, settings, args.trials):
         return
     begin = time.time()
@@ -486,11 +500,8 @@ def main(argv=None):
               f"eta {int(eta) // 60}m{int(eta) % 60:02d}s", flush=True)
 
     how = argparse.Namespace(device=args.device, dtype="float32", kernel="off")
-    try:
-        found = search(settings, args.trials, str(runs.setup(how)[0]), tell)
-    except (ValueError, LookupError, TypeError) as e:
-        runs.fail(f"this panel or scheme cannot be searched: {type(e).__name__}: {e}")
-    runs.write_json(args.out, found)
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    runs.write_json(args.out, search(settings, args.trials, str(runs.setup(how)[0]), tell))
 
 
 if __name__ == "__main__":

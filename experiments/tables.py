@@ -431,14 +431,17 @@ def attention_table(found):
     heads = []
     for T, kind in columns:
         what = dict(forward="forward", both="forward and backward")[kind]
-        ms = found[T][reference].get(f"{kind}_ms", math.nan)
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {ms:,.0f} ms)")
+        ms = found[T][reference].get(f"{kind}_ms")
+        took = f"{ms:,.0f} ms" if ms else "failed"
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {took})")
     lines = []
     for name in names:
         cells = []
         for T, kind in columns:
             r = found[T].get(name, {})
             cell = "failed" if f"{kind}_failed" in r else "-"
+            if f"{kind}_ms" in r:  # and no time to compare it with
+                cell = f"{r[f'{kind}_ms']:,.1f} ms"
             if f"{kind}_of_{reference}" in r:
                 cell = f"{r[f'{kind}_of_{reference}']:.2f}"
             if f"{kind}_GB" in r:
