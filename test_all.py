@@ -5097,6 +5097,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
+    ("reproduce.py postnorm_fig1 --compile", "--compile is not for postnorm_fig1, which has"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
     ("experiments.minimal --scheme peri --out x.json --panel 1 --trials 0", "must be at least 1"),
     ("experiments.minimal --scheme peri --out x.json --panel '{}'", "--panel has no data"),
@@ -5208,6 +5209,29 @@ def test_every_validation_comes_with_a_line_about_the_steps_before_it(home):
     log = log_of(home / "run")
     assert [row["iter"] for row in log if "loss" in row] == [3, 5, 6, 7]
     assert [row["iter"] for row in log if "val_loss" in row] == [3, 6, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
+def test_a_compiled_training_has_the_same_losses(home):
+    """Of the models whose attention goes through kernels/ on a CPU, and of one whose does not."""
+    found = {}
+    for model, compiled in itertools.product(("cable", "tra", "rope"), ("on", "off")):
+        run = f"{model}-{compiled}"
+        said, _ = command(home, "train.py", "--model", model, "--data", "notes", "--max_iters", 3,
+                          "--no-evaluate", *TINY_FLAGS, "--compile", compiled, "--out_dir", run)
+        assert ("torch.compile" in said) == (compiled == "on")
+        found[run] = [row["loss"] for row in log_of(home / run) if "loss" in row]
+    for model in ("cable", "tra", "rope"):
+        assert len(found[f"{model}-on"]) == 3
+        assert found[f"{model}-on"] == pytest.approx(found[f"{model}-off"], abs=1e-3)
+
+
+def test_compiling_needs_a_compiler(home, monkeypatch):
+    monkeypatch.setenv("CXX", "g+++")
+    flags = "--data", "notes", *TINY_FLAGS, "--compile", "on", "--out_dir", "run"
+    assert "there is no g+++ here" in complaint(home, "train.py", *flags)
+    assert not (home / "run").exists()
 
 
 def test_an_exploding_loss_is_named(home):

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
@@ -74,7 +75,7 @@ class RunConfig:
     evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
-    compile: str = "auto"         # torch.compile: auto (on with cuda), on, off
+    compile: str = "auto"         # torch.compile: auto (on with cuda), on, off; a CPU needs g++
     kernel: str = "auto"          # auto (a faster attention that equals the model's own), off
 
 
@@ -230,6 +231,16 @@ def check_rules(c):
     for name, value in vars(c).items():
         if not RULES.get(name, NUMBER)[1](value):
             runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+
+
+def compiles(c, device):
+    """Whether torch.compile is asked for; for a CPU it needs a C++ compiler."""
+    on = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if on and device.type == "cpu" and not shutil.which(compiler):
+        runs.fail(f"--compile on needs a C++ compiler, and there is no {compiler} here: install "
+                  "one, or name it by the environment variable CXX")
+    return on
 
 
 # -----------------------------------------------------------------------------
@@ -519,6 +530,7 @@ def main(argv=None):
 
     # where it runs: in one process, or in one of several under torchrun
     device, context, where = runs.setup(c)
+    compiling = compiles(c, device)
     rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
 
     # data and model
@@ -553,7 +565,7 @@ def main(argv=None):
     log = open(os.devnull if rank else out / "log.jsonl", "a" if checkpoint else "w", buffering=1)
 
     # compiled, and shared by the processes
-    if c.compile == "on" or (c.compile == "auto" and device.type == "cuda"):
+    if compiling:
         model, where = torch.compile(model), f"{where}, torch.compile"
     if world > 1:
         model = DistributedDataParallel(model)

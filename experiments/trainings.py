@@ -133,7 +133,7 @@ def training(row, entry, scale, device, run):
     evaluated = folder / "eval.json"
     try:
         newer = evaluated.stat().st_mtime >= (folder / "ckpt.pt").stat().st_mtime
-        done = newer and json.loads(evaluated.read_text())["command"] == " ".join(command)
+        done = newer and json.loads(evaluated.read_text())["command"] == shlex.join(command)
     except (OSError, ValueError, KeyError):  # not there, or half written
         done = False
     if not done:
@@ -229,6 +229,13 @@ def commands(args, entry, scale, folder):
         words += [start + ["--out_dir", str(row.out), "--no-evaluate", *device], score]
         found.setdefault(row.label, []).append(words)
     return found
+
+
+def compiled(scale):
+    """The same with torch.compile in every training."""
+    if "tasks" in scale:
+        return scale | dict(tasks={name: compiled(one) for name, one in scale["tasks"].items()})
+    return scale | dict(train=f"{scale['train']} --compile on")
 
 
 def on_device(args):
