@@ -504,7 +504,7 @@ KINDS = dict(attention=attention, train=train, decode=decode, generate=generate,
 
 
 def make_flags():
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     add = parser.add_argument
     add("kinds", nargs="*", help=f"which: {' '.join(KINDS)}; default: all but kernels and gpu")
     add("--models", nargs="+", help="default: the causal ones of the model files; attention: the "

@@ -551,7 +551,7 @@ def describe(run):
 
 
 def parse(argv):
-    parser, usual = runs.Parser(__doc__), dict(runs.SCORED.values())
+    parser, usual = runs.make_parser(description=__doc__), dict(runs.SCORED.values())
     add = parser.add_argument
     add("checkpoints", nargs="*",
         help="run folders or checkpoint files; default: the newest under out/")

@@ -498,8 +498,8 @@ def filled(content):
 # command line
 
 def main(argv=None):
-    parser = runs.Parser(__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
+    parser = runs.make_parser(description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True, parser_class=runs.make_parser)
     p = kinds.add_parser("attention", help="attention, steps, distance and position by head")
     p.set_defaults(figure=attention)
     p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")

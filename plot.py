@@ -950,8 +950,8 @@ def times(path):
 # command line
 
 def main(argv=None):
-    parser = runs.Parser(__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
+    parser = runs.make_parser(description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True, parser_class=runs.make_parser)
 
     def add(figure, what, written_by=None):
         p = kinds.add_parser(figure.__name__, help=what)

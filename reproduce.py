@@ -169,7 +169,7 @@ def listing(entries):
 
 
 def parse(argv):
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
     parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
                         help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU")

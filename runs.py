@@ -309,11 +309,7 @@ def spy(model):
 # flags
 
 class Parser(argparse.ArgumentParser):
-    """A mistake ends in one line, without the usage of fifty flags. No flag can be abbreviated."""
-    def __init__(self, description=None, **more):
-        super().__init__(description=description, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
-
+    """A mistake ends in one line, without the usage of fifty flags."""
     def print_help(self, file=None):
         print(self.format_help(), end="", file=file, flush=True)  # argparse's hides a full disk
 
@@ -331,6 +327,8 @@ class Parser(argparse.ArgumentParser):
         fail(f"unknown argument {word}: {hint}")
 
 
+make_parser = functools.partial(Parser, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
 LARGEST = (1 << 31) - 1  # of what is counted: tokens, sequences, lengths, repeats
 
 

@@ -60,7 +60,7 @@ def read(model, idx, cache):
 
 
 def make_parser():
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="run folder or checkpoint file; default: the newest run on "
                                       "text under out/")

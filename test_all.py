@@ -5228,7 +5228,7 @@ def test_a_compiled_training_has_the_same_losses(home):
 
 
 def test_compiling_needs_a_compiler(home, monkeypatch):
-    monkeypatch.setenv("CXX", "g+++")
+    monkeypatch.setattr(train, "CXX", "g+++")
     flags = "--data", "notes", *TINY_FLAGS, "--compile", "on", "--out_dir", "run"
     assert "there is no g+++ here" in complaint(home, "train.py", *flags)
     assert not (home / "run").exists()

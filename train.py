@@ -106,6 +106,7 @@ LR_DECAY = dict(cosine=lambda x: 0.5 - 0.5 * math.cos(math.pi * x), linear=lambd
 # computes; also --data or --corpus, if a text has moved: its tokens are compared
 MAY_CHANGE = ("device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters",
               "log_interval", "evaluate")
+CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch has it
 COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field: a flag's help
 
 
@@ -117,14 +118,17 @@ def fresh(argv):
     -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, then the variant that
     the model's name means, then the task's defaults, then the dataclasses'.
     """
-    early = runs.Parser(add_help=False)  # they decide which others there are
+    early = runs.make_parser(add_help=False)  # they decide which others there are
     early.add_argument("--model")
     early.add_argument("--data", default="stdlib")
     early.add_argument("--size")
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
-    task = runs.find_task(asked.data)
+    try:
+        task = data.find(asked.data)
+    except ValueError as e:
+        runs.fail(e)
     if task.kind == "numbers":
         runs.fail(f"{asked.data} is numbers, not tokens: no model here takes them")
     size = asked.size or next(iter(task.defaults))
@@ -132,11 +136,11 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    if runs.is_encoder(module.GPT) != task.both_ways:
+    if getattr(module.GPT, "reads_both_ways", False) != task.both_ways:
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     parser.add_argument("--resume", metavar="DIR", default=argparse.SUPPRESS,
                         help="continue the run in this folder")
     parser.usage = "python train.py [--flag VALUE ...]"
@@ -181,7 +185,7 @@ def wrong_direction(name, task):
 
 def resume(argv):
     """-> a saved run's settings with what flags change of them, its last checkpoint, its folder."""
-    early = runs.Parser(add_help=False)
+    early = runs.make_parser(add_help=False)
     early.add_argument("--resume")
     asked, _ = early.parse_known_args(argv)
     if not asked.resume:
@@ -196,7 +200,7 @@ def resume(argv):
             runs.fail(f"{path} cannot be used: {e}")
 
     # every setting is a flag; help shows those that may change
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     parser.usage = "python train.py --resume DIR [--flag VALUE ...]"
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     comments = dict(COMMENT.findall(Path(__file__).read_text()))
@@ -231,16 +235,6 @@ def check_rules(c):
     for name, value in vars(c).items():
         if not RULES.get(name, NUMBER)[1](value):
             runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
-
-
-def compiles(c, device):
-    """Whether torch.compile is asked for; for a CPU it needs a C++ compiler."""
-    on = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if on and device.type == "cpu" and not shutil.which(compiler):
-        runs.fail(f"--compile on needs a C++ compiler, and there is no {compiler} here: install "
-                  "one, or name it by the environment variable CXX")
-    return on
 
 
 # -----------------------------------------------------------------------------
@@ -390,7 +384,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
 
 
-def task_and_model(c, checkpoint, device):
+def task_and_model(c, module, checkpoint, device):
     """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
     first = checkpoint
     if c.init_from and not checkpoint:
@@ -401,7 +395,8 @@ def task_and_model(c, checkpoint, device):
         if "corpus" in c:
             c.corpus = task.corpus  # a path is absolute now
         torch.manual_seed(c.seed)
-        model = runs.make_model(vars(c)).to(device)
+        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
+        model = module.GPT(module.GPTConfig(**shape)).to(device)
         if first and not checkpoint:
             begin_with(model, first, c)
         if task.begin and not checkpoint:
@@ -530,11 +525,14 @@ def main(argv=None):
 
     # where it runs: in one process, or in one of several under torchrun
     device, context, where = runs.setup(c)
-    compiling = compiles(c, device)
+    compiling = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
+    if compiling and device.type == "cpu" and not shutil.which(CXX):
+        runs.fail(f"--compile on: there is no {CXX} here; set CXX to your C++ compiler's name")
     rank, world = start_processes(c, device) if "RANK" in os.environ else (0, 1)
 
     # data and model
-    task, model = task_and_model(c, checkpoint, device)
+    module, _ = runs.models()[c.model]
+    task, model = task_and_model(c, module, checkpoint, device)
     raw_model, task_class = model, type(task)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
@@ -571,8 +569,8 @@ def main(argv=None):
         model = DistributedDataParallel(model)
 
     # say what runs
-    parts = dict(model=type(raw_model.config), data=task_class, training=TrainConfig, run=RunConfig)
-    for title, cls in parts.items():
+    groups = dict(model=module.GPTConfig, data=task_class, training=TrainConfig, run=RunConfig)
+    for title, cls in groups.items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls) if f.name in c)
         print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
     print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}")

@@ -472,7 +472,7 @@ def check(args):
 
 
 def main(argv=None):
-    parser = runs.Parser(__doc__)
+    parser = runs.make_parser(description=__doc__)
     parser.add_argument("--panel", type=json.loads, required=True, help="the task, as JSON")
     parser.add_argument("--scheme", required=True, help="where the norms sit: none, pre, post ...")
     parser.add_argument("--steps", type=int, default=1000, help="of training (default: 1000)")
