@@ -105,9 +105,9 @@ ENTRIES = {
                 "perplexity of these rows fell by 3.6 to 5.3 %.",
                 "Some methods use far context now, which none did after 3 million bytes. From "
                 "windows of 256 to 4,096, the strided perplexity of the same tokens falls by 3.2 % "
-                "(ALiBi), 2.9 (CABLE) and 1.0 (FoX). TRA's stays within .1 % (pre-norm: .4): "
-                "it survives, and reads no farther. CoPE's is lowest at 512 and 18 % higher at 4,096; RoPE's, "
-                "Diff's and peri's, which have RoPE inside, are 15 to 24 times as high.",
+                "(ALiBi), 2.9 (CABLE) and 1.0 (FoX). TRA's stays within .1 % (pre-norm: .4): it "
+                "survives, and reads no farther. CoPE's is lowest at 512 and 18 % higher at 4,096; "
+                "RoPE's, Diff's and peri's, which have RoPE inside, are 15 to 24 times as high.",
                 "CABLE's paper has 22.32 at 1,024 and 20.33 at 15,360, in windows that do not "
                 "overlap: 8.9 % less. Here that is 8.4 % less at 16 times the length. Where every "
                 "token has at least half a window, 2.9 % is left: the rest is fewer cold starts.",
