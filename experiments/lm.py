@@ -158,8 +158,8 @@ SECTIONS = {
         about="How far each head of lm's models looks: the share of its attention on the last n "
               "tokens, in a text of 2,048",
         commands=["python reproduce.py lm --scale cpu --jobs 2",
-                  "python maps.py reach out/lm.cpu/{cable,alibi,fox,tra,cope,rope}-*-1337 "
-                  "--length 2048 --out results/lm_reach.png"],
+                  "python maps.py reach out/lm.cpu/{cable-*,alibi-*,fox-*,tra-*-post-qk_norm,"
+                  "cope-*-P-16,rope-*}-1337 --length 2048 --out results/lm_reach.png"],
         figures=["lm_reach.png"],
         reads=[
             "One run each, one text. Beyond the 256 tokens of training (dotted) CABLE has one head "
@@ -169,12 +169,13 @@ SECTIONS = {
             "lm's strided perplexity gains from far context; that the heads are the reason is not "
             "shown.",
             "CoPE and RoPE have no limit of that kind: all heads of CoPE have 13 to 69 % of their "
-            "attention beyond 256, all of RoPE's 75 % or more. What they take from there harms.",
+            "attention beyond 256, all of RoPE's 75 % or more. We suppose that this is why "
+            "their perplexity grows.",
         ]),
     "lm_counts": dict(
         about="What each head of lm's models counts: the mean step of every sort of byte",
         commands=["python reproduce.py lm --scale cpu --jobs 2",
-                  "python maps.py counts out/lm.cpu/{cable,fox,cope}-*-1337 "
+                  "python maps.py counts out/lm.cpu/{cable-*,fox-*,cope-*-P-16}-1337 "
                   "--out results/lm_counts.png"],
         figures=["lm_counts.png"],
         reads=[
