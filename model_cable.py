@@ -12,7 +12,7 @@ What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
-- K-CABLE's "-log(b^2 + 1), applied to the relative biases" can be read in two ways; both are here
+- K-CABLE's kernel -log(b^2 + 1) of the relative biases can be read in two ways; both are here
 - in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 """

@@ -4,7 +4,7 @@ them, and look the count up in a table of positions (Golovneva et al., 2024; Eq.
 
     s_ij = q_i . k_j / sqrt(d)
     g_ij = sigmoid(s_ij)                     does key j count as a step for query i    (Eq. 3)
-    p_ij = min(g_ij + ... + g_ii, P - 1)     steps from key j to query i               (Eq. 4)
+    p_ij = min(g_ij + ... + g_ii, P - 1)     steps from key j to query i    (Eq. 4, Listing 1)
     z_i[n] = q_i . e[n],  n = 0 ... P - 1    what query i thinks of n steps            (Eq. 7)
     logit_ij = s_ij + (1 - w) z_i[floor p] + w z_i[ceil p],  w = p - floor p           (Eq. 8, 9)
 

@@ -1,6 +1,6 @@
 """
-Post-Norm can Resharpen Attention (anonymous ACL submission, 2026): attention averages, so what one
-token adds to the output shrinks like 1 / T as the text grows. A norm after the attention undoes the
+Post-Norm can Resharpen Attention (anonymous, 2026): attention averages, so what one token
+ adds to the output shrinks like 1 / T as the text grows. A norm after the attention undoes the
 shrinking; the question is where the norms sit.
 
     x = Emb(t);  if peri_init: x = N(x)
@@ -20,7 +20,7 @@ What differs from the paper, and why:
   the embeddings too, as TRA's authors have it
 - norms have eps = 1e-8: where no norm stands before it (output, post), the first layer's attention
   output starts at a mean square of 1e-7 or less
-- RoPE, as in the paper's Dyck and Tomita models; the set complement task has no positions
+- RoPE, as in the paper's Dyck models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
 """
 import math

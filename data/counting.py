@@ -48,8 +48,8 @@ class Task(data.Task):
     vocab_size = 22
     splits = ("train", "iid", "pass100", "pass10")
     stretches = False  # a larger block_size cuts off less, it does not make programs longer
-    # paper: CoPE, section 5.3, trained as the authors' release does (Adam, 100 epochs of 10,000
-    # programs); nano: for two CPU cores
+    # paper: CoPE, section 5.3; size and training are the authors' release's (Adam, 100 epochs of
+    # 10,000 programs); nano: for two CPU cores
     defaults = {
         "nano": dict(
             n_layer=2, n_head=2, n_embd=128, block_size=80, max_ops=32, n_train=0, batch_size=64,

@@ -27,7 +27,7 @@ class Task(data.Task):
 
     vocab_size = 5
     splits = ("train", "iid", "sparse", "dense")
-    # paper: TRA, section 3.1 and its authors' notebook; nano: for two CPU cores
+    # paper: TRA, sections 3.1 and 3.2 and its authors' notebook; nano: for two CPU cores
     defaults = {
         "nano": dict(
             n_layer=2, n_head=2, n_embd=128, block_size=64, batch_size=64, max_iters=500,

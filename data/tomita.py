@@ -41,12 +41,13 @@ LONG = 460                         # tokens in long, at least
 class Task(data.Task):
     block_size: int = 100  # tokens in a training input, <s> included
     language: int = 3      # 3 or 7
-    p_switch: float = 0.0  # 0 is the paper's balance: 0.2 for language 3, 0.01 for 7
-    p_end: float = 0.0     # 0 likewise: 0.0086 and 0.00684
+    p_switch: float = 0.0  # 0: 0.2 for language 3, 0.01 for 7; ours
+    p_end: float = 0.0     # 0: .0086 and .00684; half of the strings end by 100, as in the paper
 
     vocab_size = 4
     splits = ("train", "iid", "long")
-    # paper: Post-Norm, section 6.4; its search draws the other hyper-parameters at random
+    # paper: Post-Norm, section 6.4, the size that of its Dyck models; its search draws the other
+    # hyper-parameters at random
     defaults = {
         "nano": dict(
             n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=2000,

@@ -24,8 +24,8 @@ FIRST = ("the MLP in the first layer alone: no position in the others, which is 
 FLIPFLOP = ("--data flipflop --size paper --max_iters 10000 --batch_size 128 --learning_rate 3e-4 "
             "--lr_decay linear --beta2 0.999")
 SMALL_FLIPFLOP = "--data flipflop --lr_decay linear --beta2 0.999 --max_iters 1000"
-COUNTING = ("trained as in the authors' release; the paper does not say how; tested on 10,000 "
-            "programs, the release on 1,000")
+COUNTING = ("size and training are those of the authors' release, the paper has none; tested on "
+            "10,000 programs, the release on 1,000")
 ERROR_IN_AND_OUT = [("in distribution", "iid", "glitch_rate"),
                     ("out (sparse)", "sparse", "glitch_rate")]
 
@@ -74,8 +74,8 @@ def tables_of(n, *sizes):
 
 ENTRIES = {
     "cope_table2_flipflop": dict(
-        about="CoPE, Table 2, left: flip-flop, error (%); the paper does not say whether of reads "
-              "or of strings, these are wrong reads",
+        about="CoPE, Table 2, left: flip-flop, wrong reads (%); the paper does not say of what its "
+              "errors are, but a guess has half of them wrong in its Table 7",
         published={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
         columns=ERROR_IN_AND_OUT,
         cpu=dict(minutes=4, train=SMALL_FLIPFLOP, eval="--sequences 2000",
@@ -91,7 +91,7 @@ ENTRIES = {
         columns=[(split, split, "sequence_error") for split in ("iid", "dense", "sparse")],
         cpu=dict(minutes=3, train="--data selective_copy", eval="--sequences 2000",
                  rows=seeds(3, "cope", flags="--P 64") | seeds(3, "rope", "learned")),
-        paper=dict(note="batch and learning rate are ours, the paper has none",
+        paper=dict(note="batch, learning rate and P are ours, the paper has none",
                    train="--data selective_copy --size paper", eval="--sequences 10000",
                    rows=seeds(3, "cope", flags="--P 512") | seeds(3, "rope", "learned")),
     ),
@@ -134,7 +134,7 @@ ENTRIES = {
     ),
     "cope_fig2": dict(
         about="CoPE, Figure 2: counting one variable, wrong answers (%) by the number of training "
-              "programs; how many the figure has is not in the text",
+              "programs; how many of both the figure has is not in the text",
         group="counting", columns=[("in distribution", "iid", "answer_error")],
         cpu=dict(minutes=8, note="here programs of up to 32 operations", train="--data counting",
                  eval="--sequences 2000", rows=programs(3, 100, 1000, 10000)),
@@ -170,7 +170,8 @@ ENTRIES = {
 WIKITEXT = ("--data wikitext103 --size small --batch_size 16 --gradient_accumulation_steps 4 "
             "--max_iters 180000")
 GPT2 = ("the learning rate is GPT-2's and the same for all, the paper has none: trained as in "
-        "CABLE's paper, but for its steps")
+        "CABLE's paper, but for batch and steps")
+ALIBI = ",".join(f"{2**-h:.6g}" for h in (1, 2, 3, 4, 5, 6, 7, 8, .5, 1.5, 2.5, 3.5))  # of 12 heads
 # section 5.5: 100 billion tokens of code
 CODE = ("--data stdlib --tokenizer gpt2 --size tiny --n_layer 4 --n_head 8 --n_embd 256 "
         "--block_size 4096 --batch_size 8 --gradient_accumulation_steps 16 --max_iters 190735 "
@@ -190,7 +191,7 @@ ENTRIES |= {
                    "cope_alibi": (25.09,)},
         paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 1024",
                    published_at=(1024,),
-                   rows=seeds(1, "cope", "cope_alibi") | {
+                   rows=seeds(1, "cope") | seeds(1, "cope_alibi", flags=f"--slopes {ALIBI}") | {
                        "val-gates": ("--model cope_val", 1), "sep-keys": ("--model cope_sep", 1),
                        "a table in each layer": ("--model cope --no-share", 1),
                        "P = 16": ("--model cope --P 16", 1),
@@ -198,7 +199,8 @@ ENTRIES |= {
     "cope_fig3": dict(
         about="CoPE, Figure 3: WikiText-103, trained on windows of 1,024 and of 512, read in "
               "longer ones; its numbers are not in the text",
-        paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 512 1024 2048 4096",
+        paper=dict(note=GPT2, train=WIKITEXT,
+                   eval="--split val --tokens 0 --lengths 512 1024 2048 4096",
                    rows=seeds(1, "cope", "relative", "relative_capped") | {
                        f"{m}, trained on 512": (f"--model {m} --block_size 512 --batch_size 32", 1)
                        for m in ("cope", "relative", "relative_capped")})),
@@ -206,7 +208,8 @@ ENTRIES |= {
         about="CoPE, Table 5, right: code in windows of 4,096",
         published={"learned": (4.7,), "rope": (4.1,), "cope": (3.9,), "cope_rope": (4.0,)},
         paper=dict(note="its code is not public: here it is Python's standard library, far too "
-                        "little for 100 billion tokens; name a larger folder with --data",
+                        "little for 100 billion tokens; name a larger folder with --data; batch, "
+                        "schedule and P are ours",
                    train=CODE, eval="--tokens 0 --lengths 4096", published_at=(4096,),
                    rows=seeds(1, "learned", "rope", "cope", "cope_rope"))),
 }

@@ -1,5 +1,5 @@
 """
-CoPE's count put to other uses (its Tables 2, 4 and 7): an MLP or ALiBi instead of the table of
+CoPE's count put to other uses (its Tables 5, 7 and 8): an MLP or ALiBi instead of the table of
 positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
 
     mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation; or in the first

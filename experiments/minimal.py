@@ -12,7 +12,7 @@ stacked and take their steps together. reproduce.py runs one such command for ev
 of a table; the result goes to --out, and is not made again with the same settings.
 
 What differs from the paper: norms have eps = 1e-12 in the minimal transformer, whose matrices start
-at std 0.02, cut off at 2 std; the ranges of the hyper-parameters are ours (its table lost them).
+at std 0.02, cut off at 2 std; the ranges of the hyper-parameters are ours (our copy has none).
 """
 import argparse
 import json
@@ -56,7 +56,7 @@ class MinimalTransformer(nn.Module):
     One layer, one head, no MLP, no positions (Eq. 3):
     f(t) = B_last + sum_i a_i D_{t_i} / sum_i a_i, with B = E U the embedding times the unembedding,
     a = exp(E W_Q (E W_K)^T) the weights, D = E W_V W_O U. n tokens; d, d_k, d_v are free.
-    norm: none or one of SCHEMES; output is Theorem 4.2's remedy alone. constant=True gives every
+    norm: none or one of SCHEMES; output is section 4.3's remedy alone. constant=True gives every
     token the same weight, as the theorem assumes.
     """
     def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
@@ -165,7 +165,7 @@ def small_model(task, scheme):
 
 
 def draw_trial(rng, peak=1e-2):
-    """One trial's hyper-parameters, in ranges that are ours: the paper's table lost its numbers."""
+    """One trial's hyper-parameters, in ranges that are ours: our copy of the paper has none."""
     def log_uniform(low, high):
         return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 

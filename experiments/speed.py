@@ -40,8 +40,8 @@ SECTIONS = {
     "bench.memory.cpu": dict(
         about="Peak memory of eval.py on one window of 16,384 tokens, the methods that came later",
         json=["bench.memory.cpu.json"],
-        reads=["The variants of CoPE's table 7 (cope_mlp, cope_relative, cope_rope) were measured "
-               "before they moved to experiments/, where plainness comes before speed."]),
+        reads=["The variants of CoPE's Tables 5 and 7 (cope_mlp, cope_relative, cope_rope) were "
+               "measured before they moved to experiments/, where plainness comes before speed."]),
     "bench.attention.cpu": dict(
         about="The attention functions alone, B1 H8 d64: time beside torch's "
               "scaled_dot_product_attention in the same run, and peak memory beyond the inputs",

@@ -27,11 +27,11 @@ def norms(n):
     return rows
 
 
-def own(n, slow):
-    """Every model with its own paper's norms: TRA post with QK-norm, the others pre without."""
+def own(n, n_slow, slow):
+    """TRA with its authors' norms, post with QK-norm, the others with pre and none."""
     rows = {"tra": (f"--model tra {POST}", n)}
     rows |= {m: (f"--model {m} --norm pre --no-qk_norm", n) for m in MODELS[1:]}
-    return rows | {m: (f"--model {m} --norm pre --no-qk_norm {slow}", 1) for m in SLOW}
+    return rows | {m: (f"--model {m} --norm pre --no-qk_norm {slow}", n_slow) for m in SLOW}
 
 
 def parts(n):
@@ -42,14 +42,14 @@ def parts(n):
                          ("threshold, no decay", "tra_no_decay"),
                          ("plain distance, no key dropped", "tra_decay")):
         rows[words] = f"--model {model} {POST}", n
-    rows["tra, 1 head"] = f"--model tra {POST} --n_head 1", n
+    rows["tra, 2 layers, 1 head"] = f"--model tra {POST} --n_layer 2 --n_head 1", n
     return rows
 
 
 ENTRIES = {
     "tra_table1": dict(
-        about="TRA, Table 1: flip-flop, exact match (%), every method on TRA's backbone, post-norm "
-              "and QK-norm", published=TABLE1, columns=COLUMNS, group="tra",
+        about="TRA, Table 1: flip-flop, exact match (%), every method with the norms of TRA's "
+              "authors, post-norm and QK-norm", published=TABLE1, columns=COLUMNS, group="tra",
         cpu=dict(
             train="--data flipflop --max_iters 1000", eval=EVAL,
             rows=seeds(3, *MODELS, flags=POST)
@@ -65,11 +65,12 @@ ENTRIES = {
                    rows=seeds(4, *reversed(TABLE1), flags=POST)),
     ),
     "tra_table1_own": dict(
-        about="The same, every method with the norms of its own paper: TRA post-norm with QK-norm, "
-              "the others pre-norm without", published=TABLE1, columns=COLUMNS, group="tra",
+        about="The same, TRA with its authors' norms, post-norm and QK-norm, the others pre-norm "
+              "without QK-norm", published=TABLE1, columns=COLUMNS, group="tra",
         cpu=dict(train="--data flipflop --max_iters 1000", eval=EVAL,
-                 rows=own(3, "--max_iters 4000"), reads=[SETTING]),
-        paper=dict(train="--data flipflop --size paper", eval="--sequences 10000", rows=own(4, "")),
+                 rows=own(3, 1, "--max_iters 4000"), reads=[SETTING]),
+        paper=dict(train="--data flipflop --size paper", eval="--sequences 10000",
+                   rows=own(4, 4, "")),
     ),
     "tra_norm": dict(
         about="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match "
