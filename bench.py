@@ -226,8 +226,7 @@ def inputs(args, T):
         yield from cases(args, name, model, idx)
         return
     B, H = (4, 12) if args.device.type == "cuda" else (1, 8)
-    first = {runs.models()[name][0]: name for name in reversed(runs.models())}
-    for name in args.models or reversed(first.values()):
+    for name in args.models or first_names().values():
         torch.manual_seed(0)
         shape = dict(vocab_size=257, n_layer=1, n_head=H, n_embd=64 * H, block_size=T)
         config = dict(model=name) | runs.models()[name][1] | shape
@@ -377,10 +376,19 @@ def resident_memory(threads, f, model, calls, backward):
 # -----------------------------------------------------------------------------
 # kernels
 
+def no_triton():
+    """Why there are no Triton kernels here, or """""
+    if not runs.kernels:
+        return "there is no folder kernels/"
+    if not importlib.util.find_spec("triton"):
+        return "there is no Triton here: pip install triton"
+    return ""
+
+
 def compile_kernels(args):
     """Every kernel, for heads of 64 and 128, for an A100 and an H100, without a GPU."""
-    if not importlib.util.find_spec("triton"):
-        runs.fail("there is no Triton here: pip install triton")
+    if no_triton():
+        runs.fail(no_triton())
     from kernels import report
     found = {}
     cases = itertools.product((torch.bfloat16, torch.float32), (80, 90), (64, 128))
@@ -401,9 +409,7 @@ SECONDS = 480  # no step begins later: the last one has two minutes
 def why_no_gpu():
     if not torch.cuda.is_available():
         return "torch finds no CUDA device here"
-    if not importlib.util.find_spec("triton"):
-        return "there is no Triton here: pip install triton"
-    return ""
+    return no_triton()
 
 
 def gpu(args, result, keep):
@@ -443,11 +449,16 @@ def gpu(args, result, keep):
 
 def with_kernels():
     """The first name of every model file that has a Triton kernel."""
+    return [name for module, name in first_names().items()
+            if getattr(runs.plain_function(module), "__name__", "") in runs.kernels.ON_GPU]
+
+
+def first_names():
+    """{model file: the first of its names}"""
     names = {}
     for name, (module, _) in runs.models().items():
-        if getattr(runs.plain_function(module), "__name__", "") in runs.kernels.ON_GPU:
-            names.setdefault(module, name)
-    return list(names.values())
+        names.setdefault(module, name)
+    return names
 
 
 def kernel_tests(result):

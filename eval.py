@@ -106,12 +106,8 @@ def strided_losses(model, stream, T, longest, device, context):
 
 def position_edges(T, first=16):
     """Bins of positions that grow by sqrt(2): [0, 16, 23, 32, 45, ... T]."""
-    edges = {0, T}
-    for i in range(60):
-        edge = round(2 ** (i / 2))
-        if first <= edge < T:
-            edges.add(edge)
-    return sorted(edges)
+    grown = (round(2 ** (i / 2)) for i in range(60))
+    return sorted({0, T, *(edge for edge in grown if first <= edge < T)})
 
 
 def by_position(losses, T):
@@ -518,7 +514,7 @@ def by_evidence(places, at, T):
     scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
     """
     L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
-    edges = [T * m for m in (0, *LONGER) if T * m <= L]
+    edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
     of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
     found = dict(length=L, edges=edges, queries=[int(these.sum()) for these in of_bin])
     first = places["whole"].get(T)
@@ -608,7 +604,7 @@ def main(argv=None):
     own, usual = runs.SCORED[kind]
     for other, (size, _) in runs.SCORED.items():
         for flag in (size, "strided") if other == "text" else (size,):
-            if other != kind and getattr(args, flag) not in (None, False):
+            if other != kind and getattr(args, flag):
                 runs.fail(f"--{flag} is for {KINDS[other]}; {KINDS[kind]} has --{own}")
     if getattr(args, own) is None:
         setattr(args, own, usual)
@@ -626,7 +622,7 @@ def main(argv=None):
         command=shlex.join(["python", "eval.py", *asked]), environment=runs.environment(),
         dtype=dtype, bema=args.bema, attention=attention,
         peak_memory_GB=runs.peak_memory(device))
-    runs.write_json(out.with_name(out.name + ".json"), about | found)
+    runs.write_json(Path(f"{out}.json"), about | found)
     print(f"wrote {out}.json", flush=True)
     figure = dict(text="lengths", symbols="scores", pairs="ndcg")[kind]
     failed = runs.script("plot.py", figure, f"{out}.json")

@@ -34,7 +34,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 
-import data  # noqa: E402
 import runs  # noqa: E402
 from data.text import encode, get_encoding, labels_of  # noqa: E402
 
@@ -98,12 +97,9 @@ def as_arrays(parts):
 
 def sequence(path, config, args):
     """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
-    try:
-        if "tokenizer" in config:  # text, which may have moved since
-            return prompt(path, config, args)
-        kind = data.find(config["data"]).kind
-    except ValueError as e:
-        runs.fail(e)
+    kind = runs.kind_of(config)
+    if kind == "text":
+        return prompt(path, config, args)
     if kind != "symbols":
         runs.fail(f"{config['data']} is made of {kind}: there are no tokens to show")
     if args.prompt:
@@ -122,7 +118,10 @@ def sequence(path, config, args):
 def prompt(path, config, args):
     if args.split:
         runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
-    encoding = get_encoding(config["tokenizer"])
+    try:
+        encoding = get_encoding(config["tokenizer"])
+    except ValueError as e:
+        runs.fail(e)
     text = args.prompt or "def length(x):\n    return len(x)\n"
     ids = encode(encoding, [text.encode()])[0].tolist()[:args.length or None]
     return torch.tensor([ids]), labels_of(encoding, ids)

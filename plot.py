@@ -115,11 +115,13 @@ def looks(labels):
 def draw(ax, curves, look):
     """
     {label: (x (n,), ys (seeds, n))} -> a line of means and a shade from the lowest to the highest.
-    Points without a mean are left out. Scale and limits of the axis, if not automatic, must be set
-    before: they say which lines coincide.
+    Points without a mean are left out, and lines without points. Scale and limits of the axis, if
+    not automatic, must be set before: they say which lines coincide.
     """
     means = {}
     for label, (x, ys) in curves.items():
+        if not len(x):
+            continue
         x, y = np.asarray(x), np.mean(ys, 0)
         known = np.isfinite(y)
         means[label] = x[known], y[known]
@@ -339,9 +341,7 @@ def curves(args):
         ax.set(xlabel="iter", title=title)
         lines = {}
         for label, found in groups.items():
-            points = shared([{it: (value,) for it, value in run[key]} for run in found])
-            if points[0]:
-                lines[label] = points
+            lines[label] = shared([{it: (value,) for it, value in run[key]} for run in found])
         draw(ax, lines, look)
     axes[0, 0].set_ylabel("loss (nats)")
     legend(axes)
@@ -354,11 +354,12 @@ def losses(path):
     """A run folder or a results/*.json -> [(label, dict(loss, val_loss): [[step, loss], ...])]"""
     keys = ("loss", "val_loss")
     if path.suffix == ".json":
-        return [(r["label"], {key: thinned(r[key]) for key in keys})
-                for r in read_json(path)["runs"]]
+        found = read_json(path)["runs"]
+        found[0]  # is there one?
+        return [(r["label"], {key: thinned(r[key]) for key in keys}) for r in found]
     log = runs.read_log(path)
     found = {key: [[row["iter"], row[key]] for row in log if key in row] for key in keys}
-    return [(path.resolve().name, found)]
+    return [(str(path), found)]
 
 
 def thinned(points, most=40):
@@ -385,7 +386,7 @@ def ndcg(args):
         length_axis(ax, lengths)
         ax.set(xlabel="tokens of a document", title=title)
         lines = {label: searched(rows, reading) for label, rows in groups.items()}
-        draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
+        draw(ax, lines, look)
         for label, rows in groups.items():
             if len(rows) == 1:  # of several, the range over seeds is drawn
                 low, high = searched(rows, reading, "low"), searched(rows, reading, "high")
@@ -460,7 +461,7 @@ def scores(args):
         ax.set(xlabel="string length (tokens)", ylim=(-2, 102))
         for length in trained:
             training_length(ax, length)
-        draw(ax, {label: shared(rows) for label, rows in found.items() if shared(rows)[0]}, look)
+        draw(ax, {label: shared(rows) for label, rows in found.items()}, look)
     if flat:
         axes[0, 0].set_yticks(range(len(groups)), groups)
         axes[0, 0].invert_yaxis()
@@ -571,8 +572,7 @@ def errors(args):
     fig, axes = panels(len(splits), 3.6, 3.2)
     for ax, (split, by_label) in zip(axes[0], by_step.items()):
         ax.set(title=split, xlabel="iter", ylim=(-2, 102))
-        lines = {label: shared(rows) for label, rows in by_label.items()}
-        draw(ax, {label: line for label, line in lines.items() if line[0]}, look)
+        draw(ax, {label: shared(rows) for label, rows in by_label.items()}, look)
     axes[0, 0].set_ylabel(f"{metric_label(metric)} (%)")
     legend(axes)
     runs.write_figure(fig, args.out or default)
@@ -583,7 +583,7 @@ def histories(path):
     if path.suffix == ".json":
         return [(r["label"], r["history"]) for r in read_json(path)["runs"]]
     rows = [(row["iter"], row["scores"]) for row in runs.read_log(path) if "scores" in row]
-    return [(path.resolve().name, rows)]
+    return [(str(path), rows)]
 
 
 def steps(history, split, metric):

@@ -441,7 +441,7 @@ def environment():
         pass  # no git here
     if changes:
         commit += "+changes"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # if it is used
     return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit or "unknown", gpu=gpu,
                 torch=str(torch.__version__), python=platform.python_version(),
                 os=platform.system())
@@ -456,7 +456,7 @@ def write_safely(path, write, size=0):
     left beside it goes. size: the bytes it needs, to be said of a full disk. Raises OSError.
     """
     remove_strays(path.parent)
-    tmp = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    tmp = Path(f"{path}.tmp{os.getpid()}")
     try:
         write(tmp)
         os.replace(tmp, path)
@@ -727,6 +727,7 @@ def check_text(path, checkpoint, flag=""):
     with the same tokens. Else the user has to name it, by the caller's flag, if there is one.
     """
     config = checkpoint["config"]
+    kind_of(config)  # a task that is gone ends here
     try:
         known = data.find(config["data"]).was_prepared(config, checkpoint["source"])
     except ValueError:  # it is gone

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import runs
-from data.text import cut_to, encode, get_encoding, identify, own_files
+from data.text import absolute, cut_to, encode, get_encoding, identify, own_files
 
 LONGEST = 32  # times its training length, that an encoder reads of a file
 BEST = 10     # files that a search names
@@ -29,7 +29,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=No
     """
     idx (B, T) prompt -> yields max_new_tokens times the next token ids (B, 1). temperature 0 is
     greedy; top_k 0 is no limit; vocab_size leaves out padding tokens. cached=False runs the whole
-    text again for every token, for comparison.
+    text again for every token, which the tests compare.
     """
     cache = runs.new_cache(model, idx.size(1) + max_new_tokens) if cached else None
     new, text = idx, idx
@@ -157,7 +157,7 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
 def read_files(where):
     """{name: text} of the files of a folder, or of one file. Raises ValueError."""
     identify(where)
-    root = Path(where).expanduser().resolve()
+    root = absolute(where)
     folder = root.parent if root.is_file() else root
     found = {}
     for file in own_files(root):

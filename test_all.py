@@ -3415,6 +3415,9 @@ def test_windows_and_where_the_answer_begins():
     found = evaluation.by_evidence(places, np.array([0, 9, 12]), 8)
     assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
     assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
+    places = dict(whole={12: whole[16]}, windows={12: ones[16]})  # a length that is no power of 2
+    found = evaluation.by_evidence(places, np.array([0, 9, 11]), 4)
+    assert found["edges"] == [0, 4, 8, 12] and found["queries"] == [1, 0, 2]
 
 
 def test_a_search_by_an_oracle():
@@ -5028,6 +5031,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     assert "already holds a run" in complaint(home, "train.py", *flags, "--out_dir", "run")
 
 
+DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2, longest=32,
+                             at=[17, 32]))
+
+
 @pytest.mark.parametrize("words, says", [
     ("sample.py cable --prompt=", "the prompt is empty"),
     ("sample.py cable --prompt_file gone.txt", "could not read gone.txt"),
@@ -5073,6 +5080,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("plot.py trials odd.json", "is not a file that eval.py"),
     ("plot.py attention odd.json", "is not a file that eval.py"),
     ("plot.py positions odd.json", "has no tvd or auc by position"),
+    ("plot.py curves odd.json", "is not a file that eval.py"),
     ("plot.py curves nowhere", "could not read"),
     ("plot.py curves cable --out x.xyz", "use .png, .pdf or .svg"),
     ("plot.py errors cable", "no scores by step in there"),
@@ -5106,6 +5114,14 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     ("experiments.minimal --scheme peri --out x.json --panel "
      "'{\"data\": \"recall\", \"batch_size\": 1, \"longest\": 9, \"at\": [1, 2]}'",
      "recall has no true distribution"),
+    (f"experiments.minimal --scheme none --out x.json --panel '{DYCK_PANEL}'",
+     "--scheme none do not fit: norm='none' is not one of"),
+    (f"experiments.minimal --scheme pre --seed -1 --out x.json --panel '{DYCK_PANEL}'",
+     "--seed -1 must be from 0"),
+    ("experiments.minimal --scheme pre --out x.json --panel "
+     + f"'{DYCK_PANEL}'".replace("[17, 32]", "5"), "--panel and --scheme pre do not fit"),
+    ("experiments.minimal --scheme pre --trials 1 --steps 1 --sequences 4 --out . --panel "
+     f"'{DYCK_PANEL}'", "could not write ."),
     ("bench.py decod", "unknown 'decod': did you mean decode?"),
     ("bench.py train --models cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("bench.py train --size nan", "unknown 'nan': did you mean nano?"),
@@ -5680,6 +5696,13 @@ def test_a_bad_task_in_one_line(tasks, home, change, says):
     command(home, *words, "--data", "flipflop")  # nobody else is disturbed
 
 
+def test_a_task_may_have_a_dash_in_its_name(tasks):
+    write_task(tasks, "my-task", PARITY)
+    assert data.find("my-task").vocab_size == 2
+    with pytest.raises(ValueError, match="did you mean my-task"):
+        data.find("my-tusk")
+
+
 def test_a_run_whose_task_is_gone(tasks, home):
     """Its weights can be used; what needs the task says so."""
     write_task(tasks, "mine", PARITY)
@@ -5689,6 +5712,7 @@ def test_a_run_whose_task_is_gone(tasks, home):
     for script in ("eval.py", "sample.py"):
         assert "the run's task is gone: there is no data/mine.py" in complaint(
             home, script, "out/run")
+    assert "the run's task is gone" in complaint(home, "maps.py", "reach", "out/run")
     command(home, "train.py", "--data", "parity", *words, "--init_from", "out/run")
 
 
@@ -5978,7 +6002,10 @@ def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch, tmp_p
     assert set(rates) <= set(points)
     shutil.copytree(trained / "cable", tmp_path / "cable-my.txt-nano")  # a folder, not a JSON
     command(trained, "plot.py", "curves", tmp_path / "cable-my.txt-nano")
-    assert labels_of(figures[2]) == ["cable-my.txt-nano"]
+    assert labels_of(figures[2]) == [str(tmp_path / "cable-my.txt-nano")]
+    shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
+    command(trained, "plot.py", "curves", "tra", tmp_path / "tra", "--out", tmp_path / "x.png")
+    assert labels_of(figures[3]) == ["tra", str(tmp_path / "tra")]
 
 
 @pytest.mark.slow
@@ -6733,6 +6760,13 @@ def cells_of(table):
     return [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
 
 
+def test_every_machine_is_named_with_its_commits():
+    one = dict(gpu=None, cpu="A", threads=1, torch="2", python="3", commit="x")
+    found = tables.machines([one, one | dict(cpu="B", threads=2), one | dict(commit="w")])
+    assert found == ("A, 1 thread, torch 2, Python 3, commits w, x; "
+                     "B, 2 threads, torch 2, Python 3, commit x")
+
+
 def test_tables_of_eval_by_hand():
     """Every number of a made-up JSON in the cell where it belongs."""
     runs_ = [dict(name="a-1", model="a", label="a", block_size=8, perplexity={"8": 3.5, "16": 4.5},
@@ -6888,6 +6922,7 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
     assert page(rows=rows | experiments.seeds(1, "fox")) == "it has no row 'fox'"
     assert page(eval="--sequences 30") == "it has sequences=20, the entry says 30"
     assert page(eval="--lengths 16 64") == "it has lengths=16 32, the entry says 16 64"
+    assert page(eval="--split iid") == "it has split=iid sparse dense, the entry says iid"
     here(flips=first)
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 3 and "| tra |" in tables.page()

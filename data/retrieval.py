@@ -232,7 +232,7 @@ def prepare(corpus, tokenizer):
         folder, source = text.PREPARED / f"msmarco-{tokenizer}", f"{MSMARCO}, {MLDR}"
     else:
         if corpus not in text.CORPORA:
-            corpus = str(Path(corpus).expanduser().resolve())
+            corpus = str(text.absolute(corpus))
         folder, source, _ = text.look_up(corpus, tokenizer)
     made_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
     source = f"{source}, made by {made_by}"  # an edit of this file makes them anew

@@ -16,7 +16,6 @@ some out leaves less than half of the text to train on, is it cut by position: 9
 Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16: meta.json says what they are, and a
 folder beside it, named by their sha256, has a file per split.
 """
-import argparse
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -95,10 +94,8 @@ class Task(tasks.Task):
 
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
-            self.data = str(Path(self.data).expanduser().resolve())
-        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
-        if not self.meta:
-            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+            self.data = str(absolute(self.data))
+        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
@@ -472,9 +469,14 @@ def open_corpus(data):
         return wikitext()
     if data == "fineweb_edu":
         return HubStream("HuggingFaceFW/fineweb-edu", "sample-10BT")
-    path = Path(data).expanduser().resolve()
+    path = absolute(data)
     root = path.parent if path.is_file() else path
     return local(own_files(path), root)
+
+
+def absolute(path):
+    """Of a user's path. The home of somebody who is not there stays as it is written: ~nobody."""
+    return Path(os.path.expanduser(path)).resolve()
 
 
 def library_files(root):
@@ -510,7 +512,7 @@ def own_files(path):
 
 def identify(data):
     """A name for the tokens of a user's file or folder, and what identifies its present version."""
-    path = Path(data).expanduser().resolve()
+    path = absolute(data)
     if not data:
         raise ValueError("no text is named")
     if not path.exists():
@@ -530,7 +532,7 @@ def identify(data):
 
 def name_of(data):
     """A name for the tokens of the file or folder at this path, whether it is there or not."""
-    path = Path(data).expanduser().resolve()
+    path = absolute(data)
     where = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     return f"{path.name}-{where}"
 
@@ -698,22 +700,19 @@ def receive(response, part):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    import runs  # which imports this file
+    parser = runs.make_parser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
     parser.add_argument("--max_tokens", type=int, default=0)
-    parser.error = lambda message: sys.exit(f"error: {message}")
-    # argparse's own hides a full disk
-    parser.print_help = lambda: print(parser.format_help(), end="", flush=True)
+    args = runs.parse(parser, argv)
     try:
-        args = parser.parse_args(argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
         print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; nothing half done is left behind")
+        sys.exit("\ninterrupted; the same command begins or continues it")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
     losses      True: the table and the figure are of the loss by step (optional)
     first       the entry whose runs of the same rows and seeds the runs begin with (optional)
     group       entries of one group share their runs (optional)
-    contrast    the row whose curve is drawn dashed beside a reader's own run (optional)
     also        {key: function}: what else the JSON holds (optional)
 
 A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
 {row: (its own flags for train.py, how many seeds)}. One of a SEARCH has trials, steps and panels;
 its entry has metric, schemes and peak, the highest learning rate drawn. A matrix (matrix.py) has in
 place of train and eval tasks, {task: both}, every row on every task. All may have minutes, of
-one run, where no result says how long one takes, note (what differs from the paper) and reads; a
-scale that is the paper's may have published_at, the window lengths of published, whose numbers then
-stand beside ours.
+one run, where no result says how long one takes, note (what differs from the paper), reads and
+contrast, the row whose curve is drawn dashed beside a reader's own run; a scale that is the paper's
+may have published_at, the window lengths of published, whose numbers then stand beside ours.
 
 NUMBERED = {"Table 1": names} says what each of a paper's tables and figures is here: its entries
 and sections, or in words why there is none.
@@ -45,7 +44,7 @@ def files():
     """Every module here that imports; one that does not is named on stderr."""
     names = [p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__"]
     found = []
-    for name in sorted(names, key=lambda name: (*ORDER, name).index(name)):
+    for name in sorted(names, key=lambda name: ((*ORDER, name).index(name), name)):
         try:
             found.append(importlib.import_module(f"experiments.{name}"))
         except Exception as e:

@@ -86,7 +86,7 @@ ENTRIES = {
     "lm": dict(
         about="Language models of every method: perplexity far beyond the training length, strided "
               "perplexity, loss by position",
-        published={}, also=dict(papers=lambda: PAPERS),
+        also=dict(papers=lambda: PAPERS),
         cpu=dict(
             minutes=28, train=f"{TRAIN} --max_iters {STEPS} --eval_interval {STEPS // 5}",
             eval="--lengths 256 512 1024 2048 4096 --strided", rows=every(PICKED),
@@ -114,7 +114,6 @@ ENTRIES = {
     "lm_rates": dict(
         about="The learning rates of lm: one method of each family, runs an eighth as long, "
               "perplexity on the validation split",
-        published={},
         cpu=dict(minutes=3, train=f"{TRAIN} --max_iters {SHORT} --eval_interval {SHORT // 5}",
                  eval="--split val --lengths 256", rows=searched(),
                  reads=["4e-3 has the lowest perplexity of every method but TRA, which has it at "
@@ -125,7 +124,6 @@ ENTRIES = {
     "lm_context": dict(
         about="Where is context worth something inside the training length? Strided perplexity of "
               "the same tokens, each with at least half a window to look back on",
-        published={},
         cpu=dict(minutes=17, train=TRAIN, rows=settings(),
                  eval="--split val --lengths 32 64 128 256 512 --strided",
                  reads=[

@@ -460,15 +460,22 @@ def check(args):
     """What no search can mean ends in one line."""
     if min(args.trials, args.steps, args.sequences) < 1 or not 0 < args.peak < 100:
         runs.fail("--trials, --steps and --sequences must be at least 1, --peak between 0 and 100")
+    if not 0 <= args.seed < 1 << 23:
+        runs.fail(f"--seed {args.seed} must be from 0 to {(1 << 23) - 1}")
     if args.scheme not in ("none", *SCHEMES):
         runs.fail(f"unknown scheme {args.scheme!r}: {runs.nearest(args.scheme, SCHEMES)}")
     panel = args.panel if isinstance(args.panel, dict) else {}
     missing = [name for name in ("data", "batch_size", "longest", "at") if name not in panel]
     if missing:
         runs.fail(f"--panel has no {missing[0]}")
-    task = runs.make_task(panel)
-    if task.kind != "numbers" and not task.target:
-        runs.fail(f"{task.data} has no true distribution to measure by")
+    try:
+        _, _ = panel["at"]
+        task = runs.make_task(panel)
+        if task.kind != "numbers" and not task.target:
+            runs.fail(f"{task.data} has no true distribution to measure by")
+        small_model(task, args.scheme)
+    except (TypeError, ValueError, AttributeError) as e:
+        runs.fail(f"--panel and --scheme {args.scheme} do not fit: {e}")
 
 
 def main(argv=None):

@@ -576,11 +576,16 @@ def expected(name, entry, scale, jobs=0):
 # -----------------------------------------------------------------------------
 # the page
 
-def machine(e, commits):
-    threads = "thread" if e["threads"] == 1 else "threads"
-    commit = "commit" if len(commits) == 1 else "commits"
-    return (f"{e['gpu'] or e['cpu']}, {e['threads']} {threads}, torch {e['torch']}, "
-            f"Python {e['python']}, {commit} {', '.join(sorted(commits))}")
+def machines(environments):
+    """On which machines, and there by which commits, something was measured."""
+    commits = {}
+    for e in environments:
+        threads = "thread" if e["threads"] == 1 else "threads"
+        where = (f"{e['gpu'] or e['cpu']}, {e['threads']} {threads}, torch {e['torch']}, "
+                 f"Python {e['python']}")
+        commits.setdefault(where, set()).add(e["commit"])
+    return "; ".join(f"{where}, commit{'s' if len(known) > 1 else ''} {', '.join(sorted(known))}"
+                     for where, known in commits.items())
 
 
 def how(result):
@@ -610,8 +615,7 @@ def how(result):
         name = result["data"].get("source", result["data"]["corpus"])
         text = (f"{name}, {much}; {minutes:,.0f} minutes of training in all. "
                 f"Each row is `{groups[0]['train_command']}` and so on, then `eval.py`.")
-    commits = {g["environment"]["commit"] for g in groups}
-    return f"{machine(result['environment'], commits)}; {text}"
+    return f"{machines(g['environment'] for g in groups)}; {text}"
 
 
 def part(name, about, commands, measured, text, reads, figures):
@@ -648,11 +652,8 @@ def section_part(name, section, folder):
     found = [read(folder / file) for file in section.get("json", [])]
     commands = section.get("commands") or [result["command"] for result in found]
     make = globals()[section.get("table", "bench_table")]
-    measured = []
-    for result in found:
-        measured.append(machine(result["environment"], {result["environment"]["commit"]}))
     text = "\n\n".join(map(make, found))
-    return part(name, section["about"], commands, "; ".join(dict.fromkeys(measured)), text,
+    return part(name, section["about"], commands, machines(r["environment"] for r in found), text,
                 section.get("reads", []), section.get("figures", []))
 
 

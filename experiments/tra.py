@@ -74,7 +74,7 @@ ENTRIES = {
     ),
     "tra_norm": dict(
         about="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match "
-              "(%); no paper has this table", published={}, columns=COLUMNS, group="tra",
+              "(%); no paper has this table", columns=COLUMNS, group="tra",
         cpu=dict(
             train="--data flipflop --max_iters 1000", eval=EVAL, rows=norms(3),
             reads=[
@@ -94,7 +94,7 @@ ENTRIES = {
     ),
     "tra_parts": dict(
         about="TRA taken apart: which of its two ideas does the work? Flip-flop, exact match (%); "
-              "no paper has this table", published={}, columns=COLUMNS, group="tra",
+              "no paper has this table", columns=COLUMNS, group="tra",
         cpu=dict(train="--data flipflop --max_iters 1000", eval=EVAL, rows=parts(3),
                  reads=["All with post-norm and QK-norm.", SETTING]),
         paper=dict(train="--data flipflop --size paper", eval="--sequences 10000", rows=parts(4)),

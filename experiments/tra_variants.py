@@ -33,7 +33,8 @@ class GPTConfig(model_tra.GPTConfig):
 VARIANTS = dict(tra_plain=dict(distance="plain"), tra_kept=dict(drop=False),
                 tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"))
 
-EQUATION = "logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i; drop: where q_i . k_j > 0"
+EQUATION = ("logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i; "
+            "with drop only where q_i . k_j > 0")
 STEP = "1 if q_i . k_k > 0, or 1, or 0"
 
 

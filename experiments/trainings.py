@@ -16,6 +16,7 @@ from typing import NamedTuple
 import data
 import experiments
 import runs
+from data.text import absolute
 
 
 def options(words):
@@ -52,7 +53,7 @@ def differing(config, words):
     size = flags.get("size", next(iter(task.defaults)))
     wanted |= task.defaults[size] | variant | flags
     if flags["data"] not in data.known():  # your own file or folder
-        wanted["data"] = str(Path(flags["data"]).expanduser().resolve())
+        wanted["data"] = str(absolute(flags["data"]))
     for k, v in wanted.items():
         now = config.get(k, v)
         same = str(now) == str(v) or not (now or v)  # off is off: a switch may have become a choice
@@ -89,7 +90,8 @@ def older(result, entry, scale):
     asked, first = options(scale["eval"].split()), result["runs"][0]
     lengths = result.get("lengths", first.get("scores", ()))
     has = dict(sequences=result.get("sequences"), lengths=" ".join(map(str, lengths)),
-               strided=str("strided_tokens" in result))
+               strided=str("strided_tokens" in result),
+               split=result.get("split", " ".join(result.get("splits", ()))))
     for name in has.keys() & asked.keys():
         if str(has[name]) != asked[name]:
             return f"it has {name}={has[name]}, the entry says {asked[name]}"
@@ -270,7 +272,9 @@ def figures(entry):
 
 def write_contrast(result, row):
     """results/contrast.json: one row's curve, drawn dashed beside a reader's own run."""
-    r = next(r for r in result["runs"] if r["model"] == row)
+    r = next((r for r in result["runs"] if r["model"] == row), None)
+    if r is None:  # not among --rows
+        return
     same = ("data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd", "max_iters")
     settings = {k: r["config"][k] for k in same}
     settings |= dict(tokens=result["tokens"], lengths=result["lengths"])
