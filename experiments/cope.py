@@ -89,8 +89,19 @@ ENTRIES = {
         published={"learned": (16.9, 25.6, 85.2), "rope": (40.1, 100, 100),
                    "cope": (0.0, 0.0, 0.0)},
         columns=[(split, split, "sequence_error") for split in ("iid", "dense", "sparse")],
-        cpu=dict(minutes=3, train="--data selective_copy", eval="--sequences 2000",
-                 rows=seeds(3, "cope", flags="--P 64") | seeds(3, "rope", "learned")),
+        cpu=dict(
+            minutes=3, train="--data selective_copy", eval="--sequences 2000",
+            rows=seeds(3, "cope", flags="--P 64") | seeds(3, "rope", "learned"),
+            reads=[
+                "`_ D _ _ C F _ B | D C F B`: repeat what was said, without the blanks. 32 symbols "
+                "here, 256 in the paper, and 2,000 steps for its 100,000. Trained on as many "
+                "blanks as symbols (iid), tested with half as many (dense) and twice (sparse), "
+                "too.",
+                "As in the paper CoPE alone copies among fewer and more blanks than it has seen: "
+                "two of three seeds make at most 2 errors in 2,000 strings. The third had not "
+                "learned the task (56 % in all three test sets). RoPE and learned positions have "
+                "no string right there, in any seed; in distribution they were still learning.",
+            ]),
         paper=dict(note="batch, learning rate and P are ours, the paper has none",
                    train="--data selective_copy --size paper", eval="--sequences 10000",
                    rows=seeds(3, "cope", flags="--P 512") | seeds(3, "rope", "learned")),
