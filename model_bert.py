@@ -13,7 +13,8 @@ What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - backbone: that of the other files, RMSNorm before, no biases, no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
-- sinusoidal: embeddings are times sqrt(C), as Vaswani et al. (2017) have them
+- embeddings are times sqrt(C), as Vaswani et al. (2017) have them: beside states of this size
+  what a token is stays visible in a text's vector, and search finds far more
 """
 import math
 from dataclasses import dataclass
@@ -207,16 +208,16 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         B, T = idx.shape
         pos = torch.arange(T, device=idx.device)
         x, C = self.wte(idx), self.config.n_embd
-        if self.config.pe == "sinusoidal":
-            freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
-            angle = pos[:, None] * freq                                         # (T, C/2)
-            sines = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
-            x = x * math.sqrt(C) + sines
         if self.wpe:
             if T > self.wpe.num_embeddings:
                 raise ValueError(f"learned positions end at block_size={self.wpe.num_embeddings}; "
                                  f"{T} tokens do not fit")
             x = x + self.wpe(pos)
+        x = x * math.sqrt(C)
+        if self.config.pe == "sinusoidal":
+            freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
+            angle = pos[:, None] * freq                                         # (T, C/2)
+            x = x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
         real = idx != PAD
         keys = None  # a batch without padding needs no mask
         if not real.all():

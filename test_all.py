@@ -3020,11 +3020,12 @@ def test_an_encoder_by_hand(name):
     x = model.wte.weight[idx]
     if pe == "learned":
         x = x + model.wpe.weight[:T]
+    x = x * math.sqrt(C)
     if pe == "sinusoidal":
         waves = [(math.sin, math.cos)[c % 2] for c in range(C)]
         sines = [[wave(p / 10000 ** (c // 2 * 2 / C)) for c, wave in enumerate(waves)]
                  for p in range(T)]
-        x = x * math.sqrt(C) + torch.tensor(sines, dtype=torch.float64)
+        x = x + torch.tensor(sines, dtype=torch.float64)
     for block in model.h:
         attn, n = block.attn, N(x, block.ln_1, 1e-6)
         q, k, v = (n @ attn.c_attn.weight.T).view(1, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
