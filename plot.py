@@ -671,18 +671,25 @@ def search(path):
     return data
 
 
+MARKERS = dict(raw="o", ema="^", bema="o")
+
+
 def swarms(ax, panel, metric, colors):
-    """Every trial a dot, left with its last weights, right with their BEMA; NaN is left out."""
+    """Every trial a dot, left with its last weights, right with their averages; NaN is left out."""
+    trials_ = [trial for found in panel["schemes"].values() for trial in found["trials"]]
+    kinds = [kind for kind in MARKERS if all(kind in trial[metric] for trial in trials_)]
+    room = 0.8 / len(kinds)
     for n, (scheme, found) in enumerate(panel["schemes"].items()):
-        for side, weights in ((-0.2, "raw"), (0.2, "bema")):
+        for place, weights in enumerate(kinds):
+            x = n + room * (place - (len(kinds) - 1) / 2)
             ys = np.array([trial[metric][weights]["test"] for trial in found["trials"]], float)
             ys = ys[~np.isnan(ys)]
-            jitter = np.random.default_rng(0).uniform(-0.12, 0.12, len(ys))
+            jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
             face = colors[scheme] if weights == "raw" else "none"
-            ax.scatter(n + side + jitter, ys, s=12, alpha=0.7, lw=0.8,
+            ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
                        edgecolors=colors[scheme], facecolors=face)
             if len(ys):
-                ends = [n + side - 0.17, n + side + 0.17]
+                ends = [x - 0.42 * room, x + 0.42 * room]
                 ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6)
     crowded = dict(rotation=30, ha="right") if len(panel["schemes"]) > 4 else {}
     ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], **crowded)
@@ -690,7 +697,9 @@ def swarms(ax, panel, metric, colors):
     where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
     ax.set_title(f"{panel['name']}\nat {where}")
     ax.scatter([], [], color="gray", s=12, label="a trial")
-    ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, label="its BEMA")
+    for weights in kinds[1:]:
+        ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, marker=MARKERS[weights],
+                   label=f"its {weights.upper()}")
     ax.plot([], [], color="black", lw=1.6, label="median")
 
 

@@ -4079,7 +4079,7 @@ def trained_alone(model, trial, batch, steps):
         beta = (t["rho"] + step)**-t["kappa"]
         ema = (1 - beta) * ema + beta * parameters_to_vector(model.parameters()).detach()
     now = parameters_to_vector(model.parameters()).detach()
-    return start, now, ema + (t["rho"] + steps)**-t["eta"] * (now - start)
+    return start, now, ema, ema + (t["rho"] + steps)**-t["eta"] * (now - start)
 
 
 @pytest.mark.parametrize("panel, scheme, exact", [
@@ -4104,14 +4104,14 @@ def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme, exact):
         return x, task.target(torch.from_numpy(x)).numpy() if exact else y
     x = torch.from_numpy(task.batch("iid", 4, rng())[0])
     with sdpa_kernel(SDPBackend.MATH):
-        logits, theta, bema = minimal.fit(models(), trials, batch, steps)
+        logits, found = minimal.fit(models(), trials, batch, steps)
         for i, (model, trial) in enumerate(zip(models(), trials)):
-            start, now, average = trained_alone(model, trial, batch, steps)
-            assert (now - start).abs().max() > 1e-3
-            close(theta[i], now, 1e-4)
-            close(bema[i], average, 1e-4)
+            start, *wanted = trained_alone(model, trial, batch, steps)
+            assert (wanted[0] - start).abs().max() > 1e-3
+            for weights, want in zip((found["raw"], found["ema"], found["bema"]), wanted):
+                close(weights[i], want, 1e-4)
             with torch.no_grad():
-                close(logits(theta, x)[i], logits_of(model(x)), 1e-3)
+                close(logits(found["raw"], x)[i], logits_of(model(x)), 1e-3)
 
 
 def test_measure_by_length():
@@ -7412,6 +7412,7 @@ def searches():
     panels = dict(
         postnorm_fig1=postnorm.set_panels(4, (6, 2)) | postnorm.exact_panels(4, (8, 2)),
         postnorm_theorem=postnorm.exact_panels(4, (8, 2)),
+        postnorm_bema=postnorm.set_panels(4, (6, 2)),
         postnorm_fig3=postnorm.dyck_panels(4, (2, 2, 4)),
         postnorm_fig7=postnorm.dyck_panels(4, (2, 2, 4)),
         postnorm_fig4=postnorm.tomita_panels(4, 4, 12),
@@ -7459,7 +7460,8 @@ def test_a_random_search_from_one_command(home, here):
 
 
 @pytest.mark.parametrize("entry_, metric", [
-    ("fig2", "accuracy"), ("fig3", "tvd"), ("fig4", "auc"), ("theorem", "precision")])
+    ("fig2", "accuracy"), ("fig3", "tvd"), ("fig4", "auc"), ("theorem", "precision"),
+    ("bema", "tvd")])
 def test_every_random_search_is_made_drawn_and_put_in_a_table(entry_, metric, home, here):
     here(**searches())
     words = "reproduce.py", f"postnorm_{entry_}", "--device", "cpu"
@@ -7471,7 +7473,8 @@ def test_every_random_search_is_made_drawn_and_put_in_a_table(entry_, metric, ho
     for panel in result["panels"]:
         for scheme, found in panel["schemes"].items():
             assert f"| {scheme} | 2 |" in page
-            assert all(metric in t for t in found["trials"])
+            kinds = ["raw", "ema", "bema"] if entry_ == "bema" else ["raw", "bema"]
+            assert all(list(t[metric]) == kinds for t in found["trials"])
     assert ("largest difference from the formula" in page) == (entry_ == "theorem")
     if entry_ == "fig3":  # whose trials are those of fig7
         out, _ = command(home, "reproduce.py", "postnorm_fig7", "--device", "cpu")
@@ -7535,6 +7538,15 @@ def test_the_paired_sign_test():
     assert text.splitlines()[2].endswith("| - | 1 of 2, p = 1 |")
     assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 | 2 of 3, p = 1 |")
     assert text.splitlines()[4].endswith("| 1 of 2, p = 1 | - |")
+    for trial, ema in zip(schemes["pre"]["trials"], (0.6, 0.7, 0.6, None, 0.4)):  # of one alone
+        trial["auc"]["ema"] = dict(test=ema, validation=ema, by_length=[ema])
+    one = dict(metric="auc", panels=[dict(name="a panel", at=[3, 3], schemes=schemes)])
+    assert tables.search_table(one) == text
+    del schemes["peri"], schemes["pre_final"]
+    head, _, row = tables.search_table(one).splitlines()[:3]
+    assert head.endswith("| median, EMA | best, EMA | median, BEMA | best, BEMA | better than pre "
+                         "| EMA better than without | BEMA better than without |")
+    assert row.endswith("| - | 2 of 3, p = 1 | 0 of 0, p = 1 |")
 
 
 # -----------------------------------------------------------------------------
@@ -7647,7 +7659,8 @@ def test_every_table_of_the_papers_sizes_is_built(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["postnorm_theorem", *(f"postnorm_fig{n}" for n in range(1, 5))])
+@pytest.mark.parametrize("name", ["postnorm_theorem", "postnorm_bema",
+                                  *(f"postnorm_fig{n}" for n in range(1, 5))])
 def test_every_search_of_the_papers_sizes_is_built_and_trains(name):
     one = experiments.known()[name]
     args = argparse.Namespace(trials=0, device="auto")

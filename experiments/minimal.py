@@ -205,7 +205,8 @@ def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: No
     """
     Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the
     same batches: batch(step) -> x, y. AdamW, linear warmup and decay, as torch has them.
-    -> logits(weights, x), weights (K, N), their BEMA (K, N).
+    -> logits(weights, x), {raw, ema, bema: weights (K, N)}: the last ones, their moving average,
+    and that without its lag (BEMA, section 4.5).
     """
     logits = stacked(models[0].to(device))
     start = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models])
@@ -234,8 +235,8 @@ def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: No
             ema.lerp_(theta, (h["rho"] + step)**-h["kappa"])
         tell(step, losses)
     theta = theta.detach()
-    averages = dict(start=dict(w=start), ema=dict(w=ema))
-    return logits, theta, runs.bema_weights(dict(w=theta), averages, steps, h)["w"]
+    bema = runs.bema_weights(dict(w=theta), dict(start=dict(w=start), ema=dict(w=ema)), steps, h)
+    return logits, dict(raw=theta, ema=ema, bema=bema["w"])
 
 
 def pieces(task, split, sequences, T, K, rng, device):
@@ -320,21 +321,21 @@ def search(settings, n, device="cpu", tell=lambda step, losses: None):
         if int(split) <= panel["longest"]:
             lengths["test"].append(int(split))
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
-        logits, theta, bema = fit(models, trials, batch, steps, device, tell)
+        logits, found = fit(models, trials, batch, steps, device, tell)
         seconds = time.time() - begin
-        finite = theta.isfinite().all(1).tolist()
+        finite = found["raw"].isfinite().all(1).tolist()
         rows = [dict(hyperparameters=t, finite=f) for t, f in zip(trials, finite)]
-        for name, weights in dict(raw=theta, bema=bema).items():
+        for name, weights in found.items():
             for kind in ("validation", "test"):  # the best trial is chosen on the first alone
                 rng = np.random.default_rng([seed, 1 << 40, kind == "test"])
                 arguments = (far, logits, weights, settings["sequences"], rng)
                 if task.kind == "numbers":
-                    found = measure_sets(*arguments, lengths[kind], device)
+                    bins, measured = measure_sets(*arguments, lengths[kind], device)
                 else:
-                    found = measure(*arguments, device)
-                note(rows, name, kind, *found, panel["at"])
+                    bins, measured = measure(*arguments, device)
+                note(rows, name, kind, bins, measured, panel["at"])
     return dict(settings=settings, environment=runs.environment(), seconds=round(seconds, 1),
-                lengths=found[0], trials=rows)
+                lengths=bins, trials=rows)
 
 
 def kept(path, settings, n):
@@ -416,8 +417,7 @@ def collect(entry, scale, searches):
         schemes = {}
         for scheme in entry["schemes"]:
             one = next(found)
-            names = ("hyperparameters", "finite", entry["metric"], "tvd")
-            trials = [{k: v for k, v in t.items() if k in names} for t in one["trials"]]
+            trials = [shown(t, entry) for t in one["trials"]]
             schemes[scheme] = dict(seconds=one["seconds"], environment=one["environment"],
                                    trials=trials)
         panels.append(dict(panel, name=name, lengths=one["lengths"], schemes=schemes))
@@ -425,6 +425,16 @@ def collect(entry, scale, searches):
     return dict(environment=first["environment"], metric=entry["metric"], steps=scale["steps"],
                 trials=len(first["trials"]), sequences=first["settings"]["sequences"],
                 panels=panels)
+
+
+def shown(trial, entry):
+    """What an entry's JSON has of a trial: the entry's metric and TVD, of the weights it shows."""
+    found = dict(hyperparameters=trial["hyperparameters"], finite=trial["finite"])
+    for metric in (entry["metric"], "tvd"):
+        if metric in trial:
+            found[metric] = {weights: scores for weights, scores in trial[metric].items()
+                             if weights != "ema" or entry.get("ema")}
+    return found
 
 
 def older(result, entry, scale):

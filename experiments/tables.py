@@ -259,18 +259,21 @@ CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 
 def search_table(result):
     """
-    The dots of a random search: median and best of every scheme, raw and BEMA, and in how many of
-    their shared trials it is better than the first, and than the control, if there is one.
+    The dots of a random search: median and best of every scheme, of the last weights and of their
+    averages, and in how many of their shared trials it is better than the first, and than the
+    control, if there is one; of a search with EMA, also how often an average is better.
     """
     metric, rows = result["metric"], []
     schemes = list(result["panels"][0]["schemes"])
+    kinds = weights_of(result)
+    averages = kinds[1:] if "ema" in kinds else []
     first, references = schemes[0], [name for name in schemes if name in (schemes[0], CONTROL)]
     for panel in result["panels"]:
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
         for scheme, found in panel["schemes"].items():
             trials, cells = found["trials"], []
-            for weights in ("raw", "bema"):
+            for weights in kinds:
                 known = [t[metric][weights]["test"] for t in trials]
                 known = [y for y in known if y is not None]
                 best = best_trial(trials, metric, weights)
@@ -279,13 +282,18 @@ def search_table(result):
             for name in references:
                 reference = panel["schemes"][name]["trials"]
                 cells.append("-" if scheme == name else sign_cells(trials, reference, metric))
+            for weights in averages:
+                cells.append(sign_cells(trials, trials, metric, weights))
             if metric == "tvd":  # a distance: how many times smaller?
                 cells.append(best_ratio(trials, panel["schemes"][first]["trials"]))
             diverged = sum(not t["finite"] for t in trials)
             rows.append([where, scheme, len(trials), diverged, *cells])
     name = dict(tvd="TVD", auc="AUC").get(metric, metric)
-    head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best", "median, BEMA",
-            "best, BEMA", *(f"better than {name}" for name in references)]
+    head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best"]
+    for weights in kinds[1:]:
+        head += [f"median, {weights.upper()}", f"best, {weights.upper()}"]
+    head += [f"better than {name}" for name in references]
+    head += [f"{weights.upper()} better than without" for weights in averages]
     head += [f"best / {first}'s best"] if metric == "tvd" else []
     text = markdown(head, rows)
     text += (f"\n\nBetter than {' and '.join(references)}: in so many of the shared trials (the "
@@ -307,12 +315,20 @@ def sign_test(pairs):
     return wins, n, min(1.0, 2 * tail / 2**n)
 
 
-def sign_cells(trials, reference, metric):
-    """Wins over another scheme and their p, by the raw weights' test number: trial by trial."""
+def weights_of(result):
+    """Whose numbers all trials of a search have, of raw, ema (not in older ones) and bema."""
+    trials = [t for panel in result["panels"] for found in panel["schemes"].values()
+              for t in found["trials"]]
+    return [name for name in ("raw", "ema", "bema")
+            if all(name in t[result["metric"]] for t in trials)]
+
+
+def sign_cells(trials, reference, metric, weights="raw"):
+    """Wins over another scheme's raw weights and their p, by the test number: trial by trial."""
     sign = 1 if metric == "tvd" else -1
     pairs = []
     for ours, theirs in zip(trials, reference):
-        both = [t[metric]["raw"]["test"] for t in (ours, theirs)]
+        both = ours[metric][weights]["test"], theirs[metric]["raw"]["test"]
         pairs.append([None if y is None else sign * y for y in both])
     wins, n, p = sign_test(pairs)
     return f"{wins} of {n}, p = {p:.2g}"
