@@ -50,7 +50,8 @@ SECTIONS = {
             "Gates 0.5 and 0.03 are CoPE's mean gate: how soon its counts are full; decay is TRA's "
             "for one survivor. CABLE and FoX were measured by one more key column, before "
             "kernels/cpu.py left out what has decayed. On the CPU a CoPE or TRA step costs more "
-            "than its attention.",
+            "than its attention in the plain functions; kernels/cpu_count.py is faster (bench."
+            "attention.short).",
         ]),
     "bench.attention.trained.cpu": dict(
         about="The attention of a trained CABLE alone, all four layers: time beside torch's "
@@ -73,11 +74,11 @@ SECTIONS = {
         json=["bench.attention.short.cpu.json"],
         reads=[
             "unfused is plain attention without positions, in blocks of 64 query rows, a torch "
-            "call for every step and autograd: what a method takes at least that has no fused "
-            "attention. TRA's `kernel`, with derivatives by hand, takes less than that forward and "
-            "backward at 1,024 tokens, CoPE's 12 % more. What keeps both from fused attention's "
-            "time is the number of passes over the logits: matrix products and softmax alone, "
-            "called one by one, are 1.6 to 1.7 of it.",
+            "call for every step and autograd. TRA's `kernel`, with derivatives by hand, takes "
+            "less than that forward and backward at 1,024 tokens, CoPE's 12 % more (with gates of "
+            ".03: 83 %). We suppose that the number of passes over the logits keeps both from "
+            "fused attention's time: matrix products and softmax alone, called one by one, are 1.6 "
+            "to 1.7 of it.",
             "CoPE's literal is its paper's listing, which flips whole T x T matrices to sum the "
             "gates; what runs takes 64 query rows at a time, nearest key first, and stops where "
             "all counts are full. One training was running on the machine's other core."]),

@@ -81,8 +81,9 @@ ENTRIES = {
                 "TRA's paper does not say that its transformer is post-norm and that queries and "
                 "keys are RMS-normalised; its authors' notebook has both.",
                 SETTING,
-                "One seed a row so far. Pre-norm TRA has every string right, and with post-norm "
-                "this seed was stuck (two others were not, next table). In all four norms CABLE "
+                "One seed a row so far. Pre-norm TRA has every string right; with post-norm and "
+                "QK-norm this seed was stuck (two others were not, next table), and without "
+                "QK-norm it had learned little. In all four norms CABLE "
                 "has 80 to 100 % right, FoX misses writes that are far away (sparse, 1,024 "
                 "tokens: 22 to 61 % right, CABLE 80 to 100), CoPE and RoPE lose most strings at 16 "
                 "times their training length, except for RoPE with post-norm alone, which keeps "
@@ -156,13 +157,13 @@ SECTIONS = {
         reads=[
             "Runs of an earlier tra_table1, of commit d688aae: 500 steps, and TRA's post-norm "
             "without a norm on the embeddings; tra_norm will replace them. TRA there makes no "
-            "error, in all three seeds. CABLE makes none either, except for 2 of 200 "
-            "sparse strings in one of its three seeds (the second command). FoX stays right on iid "
-            "and dense strings and misses the write that is far away, on sparse strings of 1,024 "
-            "tokens, in all three seeds. CoPE and RoPE lose all iid strings; one RoPE "
-            "seed keeps 82 % of the dense ones.",
-            "TRA is post-norm with QK-norm, the others are pre-norm without: what of the "
-            "difference that makes at these lengths was not measured.",
+            "error, in all three seeds. CABLE makes none either, except for 2 of 200 sparse "
+            "strings in one of its three seeds (the second command). FoX stays right on iid and "
+            "dense strings and misses the write that is far away, on sparse strings of 1,024 "
+            "tokens, in all three seeds. At 1,024 tokens CoPE and RoPE lose all iid strings; one "
+            "RoPE seed keeps 82.5 % of the dense ones.",
+            "TRA is post-norm with QK-norm, the others are pre-norm without: tra_norm has both, "
+            "with one seed so far.",
         ]),
     "steps": dict(
         about="What counts as one step? Every key's step and distance, seen from the last read of "
