@@ -171,7 +171,8 @@ ENTRIES = {
                      "One seed each, none finished: CABLE's and RoPE's losses end alike (2.50 and "
                      "2.51 in validation), ALiBi's higher (2.89). The paper has CABLE's lowest.",
                      "In windows of 2,048 tokens, 16 times the training length, CABLE names 65.9 % "
-                     "of the masked tokens and ALiBi 60.1 (64.9 and 59.0 at 128), RoPE 44.4 (64.7).",
+                     "of the masked tokens and ALiBi 60.1 (64.9 and 59.0 at 128), RoPE 44.4 "
+                     "(64.7).",
                  ]),
         paper=dict(note="14,000 steps of 32 windows are a quarter of a billion tokens, not the "
                         "epoch of its text; warmup, decay and tokens (gpt2's) are ours",
