@@ -377,7 +377,7 @@ def resident_memory(threads, f, model, calls, backward):
 # kernels
 
 def no_triton():
-    """Why there are no Triton kernels here, or """""
+    """Why there are no Triton kernels here; empty where there are."""
     if not runs.kernels:
         return "there is no folder kernels/"
     if not importlib.util.find_spec("triton"):

@@ -12,7 +12,8 @@ stacked and take their steps together. reproduce.py runs one such command for ev
 of a table; the result goes to --out, and is not made again with the same settings.
 
 What differs from the paper: norms have eps = 1e-12 in the minimal transformer, whose matrices start
-at std 0.02, cut off at 2 std; the ranges of the hyper-parameters are ours (our copy has none).
+at std 0.02, cut off at 2 std; the ranges of the hyper-parameters are ours (our copy of the
+paper has none).
 """
 import argparse
 import json
