@@ -5121,8 +5121,6 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
      "--seed -1 must be from 0"),
     ("experiments.minimal --scheme pre --out x.json --panel "
      + f"'{DYCK_PANEL}'".replace("[17, 32]", "5"), "--panel and --scheme pre do not fit"),
-    ("experiments.minimal --scheme pre --trials 1 --steps 1 --sequences 4 --out . --panel "
-     f"'{DYCK_PANEL}'", "could not write ."),
     ("bench.py decod", "unknown 'decod': did you mean decode?"),
     ("bench.py train --models cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("bench.py train --size nan", "unknown 'nan': did you mean nano?"),
@@ -5367,6 +5365,13 @@ def test_what_dead_processes_left_half_written_goes(tmp_path):
     runs.write_json(tmp_path / "x.json", {})
     left = {"x.json", f"y.json.tmp{os.getppid()}", "z.tmp", "notes.tmpl"}
     assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_a_folder_is_not_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=r"could not write \. \("):
+        runs.write_json(Path("."), {})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])

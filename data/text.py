@@ -95,7 +95,9 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
+        if not self.meta:
+            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
@@ -705,8 +707,8 @@ def main(argv=None):
     parser.add_argument("data")
     parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
     parser.add_argument("--max_tokens", type=int, default=0)
-    args = runs.parse(parser, argv)
     try:
+        args = runs.parse(parser, argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
         print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:
