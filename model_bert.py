@@ -13,8 +13,8 @@ What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - backbone: that of the other files, RMSNorm before, no biases, no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
-- embeddings are times sqrt(C), as Vaswani et al. (2017) have them: beside states of this size
-  what a token is stays visible in a text's vector, and search finds far more
+- embeddings are times sqrt(C), as Vaswani et al. (2017) have them: search finds more, we suppose
+  because what a token is then stays visible in the mean of the states
 """
 import math
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """
-Post-Norm can Resharpen Attention (anonymous, 2026): attention averages, so what one token
- adds to the output shrinks like 1 / T as the text grows. A norm after the attention undoes the
-shrinking; the question is where the norms sit.
+Post-Norm can Resharpen Attention (anonymous, 2026): attention averages, so what one token adds to
+the output shrinks like 1 / T as the text grows. A norm after the attention undoes the shrinking;
+the question is where the norms sit.
 
     x = Emb(t);  if peri_init: x = N(x)
     for F in [Attn, MLP] * n_layer:

@@ -231,10 +231,10 @@ SECTIONS = {
         figures=["cable_table2_unscaled.cpu.png"],
         reads=[
             "The command, by the commits before 720e00a. All else is as in cable_table2: the same "
-            "text, queries, steps and seed. With embeddings times sqrt(C) what a token is stays "
-            "visible beside what the layers add, and nDCG at 16 times the training length is 17.8 "
-            "instead of 14.2 (CABLE) and 20.6 instead of 14.1 (ALiBi), at 1x 6.5 and 6.8 instead "
-            "of 6.2 and 5.6. One seed each.",
+            "text, queries, steps and seed. With embeddings times sqrt(C) nDCG at 16 times the "
+            "training length is 17.8 instead of 14.2 (CABLE) and 20.6 instead of 14.1 (ALiBi), at "
+            "1x 6.5 and 6.8 instead of 6.2 and 5.6. One seed each. We suppose that what a token is "
+            "then stays visible beside what the layers add.",
         ]),
     "headline": dict(
         about="The picture of the front page: six rows of the table above",

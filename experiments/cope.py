@@ -146,8 +146,8 @@ ENTRIES = {
                    rows=counting(3, ("cope", "relative"), (1,))),
     ),
     "cope_fig2": dict(
-        about="CoPE, Figure 2: counting one variable, wrong answers (%) by the number of training "
-              "programs; how many of both the figure has is not in the text",
+        about="CoPE, Figure 2: counting, wrong answers (%) by the number of training programs; one "
+              "variable here, as the text does not say how many, nor how many programs",
         group="counting", columns=[("in distribution", "iid", "answer_error")],
         cpu=dict(minutes=8, note="here programs of up to 32 operations", train="--data counting",
                  eval="--sequences 2000", rows=programs(3, 100, 1000, 10000)),
