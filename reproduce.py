@@ -5,6 +5,7 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --scale cpu            trains, evaluates, writes
                                                             results/cable_table1.cpu.{json,png}
     python reproduce.py cable_table1 --scale cpu --jobs 2   two trainings at a time
+    python reproduce.py lm --rows t5 --missing              one more row of a committed table
     python reproduce.py postnorm_fig1 --trials 25           a random search
     python reproduce.py cable_table1 --scale paper --dry_run   what it would do, and cost
     python reproduce.py matrix --add mine --jobs 2          your model_mine.py on every task, beside
@@ -175,6 +176,9 @@ def parse(argv):
                         help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU")
     parser.add_argument("--seeds", type=int, default=0, help="of every model; default: the entry's")
     parser.add_argument("--rows", nargs="+", help="only these rows of a table; default: all")
+    parser.add_argument("--missing", action="store_true",
+                        help="of a table: only the rows and seeds that its JSON in results/ has "
+                             "not yet, beside those it has")
     parser.add_argument("--trials", type=int, default=0,
                         help="of every scheme in a random search; default: the entry's")
     parser.add_argument("--add", metavar="NAME",
@@ -205,7 +209,7 @@ def asked_for(args, entries):
         runs.fail(f"{args.entry} has no --scale {args.scale}")
     scale = entry[args.scale]
     searching = "panels" in scale
-    others = ("seeds", "rows", "compile") if searching else ("trials",)
+    others = ("seeds", "rows", "compile", "missing") if searching else ("trials",)
     for flag in others:
         if getattr(args, flag):
             runs.fail(f"--{flag} is not for {args.entry}, which has "
@@ -218,6 +222,8 @@ def asked_for(args, entries):
         if "tasks" not in scale:
             runs.fail(f"--add is not for {args.entry}, which is no matrix")
         scale = with_row(args, scale)
+    if args.missing:
+        scale = with_kept(args, entry, scale)
     if args.compile:
         scale = trainings.compiled(scale)
     return entry, scale
@@ -264,6 +270,21 @@ def with_row(args, scale):
     return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}")
 
 
+def with_kept(args, entry, scale):
+    """A table that keeps the runs of its JSON in results/; one of an older definition ends here."""
+    if "tasks" in scale:
+        runs.fail(f"--missing is not for {args.entry}, which is a matrix")
+    path = runs.ROOT / "results" / f"{args.entry}.{args.scale}.json"
+    if not path.exists():
+        return scale
+    kept = tables.read(path)
+    why = tables.older(entry, args.scale, kept)
+    if why:
+        runs.fail(f"{path} is of an older definition ({why}): without --missing it is made anew")
+    labelled = [dict(label=r["model"]) | r for r in kept["runs"]]
+    return scale | dict(kept=kept | dict(runs=labelled))
+
+
 def make(args, entry, scale):
     """Runs what is left of an entry, and writes its JSON, its figures and the page."""
     name = f"{args.entry}.{args.scale}"
@@ -275,11 +296,14 @@ def make(args, entry, scale):
         guess = statistics.mean(seconds) if seconds else 60 * scale.get("minutes", 5)
         result = kind.collect(entry, scale, work(jobs, args, guess, keep_open))
     command = f"python reproduce.py {args.entry} --scale {args.scale}"
-    for flag in ("seeds", "trials", "add"):
-        if getattr(args, flag):
-            command += f" --{flag} {getattr(args, flag)}"
-    if args.rows:
-        command += f" --rows {shlex.join(args.rows)}"
+    if kind is trainings:
+        command += trainings.asked(result, scale)
+    else:
+        for flag in ("seeds", "trials", "add"):
+            if getattr(args, flag):
+                command += f" --{flag} {getattr(args, flag)}"
+        if args.rows:
+            command += f" --rows {shlex.join(args.rows)}"
     about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
     result |= dict(entry=args.entry, about=about, command=command)
     for key, function in entry.get("also", {}).items():

@@ -5107,6 +5107,8 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --compile", "--compile is not for postnorm_fig1, which has"),
+    ("reproduce.py postnorm_fig1 --missing", "--missing is not for postnorm_fig1, which has"),
+    ("reproduce.py matrix --missing", "--missing is not for matrix, which is a matrix"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
     ("experiments.minimal --scheme peri --out x.json --panel 1 --trials 0", "must be at least 1"),
     ("experiments.minimal --scheme peri --out x.json --panel '{}'", "--panel has no data"),
@@ -6941,6 +6943,42 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
     command(home, "reproduce.py", "flips", "--device", "cpu", "--seeds", 1)
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 2
+
+
+def test_missing_makes_only_what_a_result_has_not(home, here):
+    """The runs of the JSON stay as they are, their checkpoints need not be there."""
+    rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", "rope", flags="--P 9")
+    rows["rope"] = "--model rope", 1
+    columns = [("in", "iid", "exact_match")]
+    first = entry("--data flipflop", rows, eval="--sequences 20 --lengths 16", columns=columns)
+    here(flips=first)
+    path = home / "results" / "flips.cpu.json"
+
+    def reproduce(*words, **more):
+        out, err = command(home, "reproduce.py", "flips", "--device", "cpu", *words, **more)
+        return re.findall(r"^\$ python train.py .* --model (.*) --seed (\d+) ", out, re.M), err
+    assert reproduce("--rows", "cope", "--missing")[0] == [("cope --P 9", "1337")]
+    one = json.loads(path.read_text())
+    shutil.rmtree(home / "out")  # another machine
+    assert reproduce("--rows", "tra", "cope", "--seeds", 1, "--missing")[0] == [("tra", "1337")]
+    two = json.loads(path.read_text())
+    assert [r["label"] for r in two["runs"]] == ["tra", "cope"] and two["runs"][1] == one["runs"][0]
+    assert two["command"].endswith("--scale cpu --seeds 1 --rows tra cope")
+    page = (home / "results" / "README.md").read_text()
+    assert "| cope | 1 |" in page and "| tra | 1 |" in page
+    assert reproduce("--missing")[0] == [("tra", "1338"), ("rope", "1337")]
+    three = json.loads(path.read_text())
+    assert [r["seed"] for r in three["runs"]] == [1337, 1338, 1337, 1337]
+    assert three["command"].endswith("--scale cpu")
+    assert reproduce("--missing")[0] == [] and json.loads(path.read_text()) == three
+    # what was measured in another way is not mixed with it
+    runs.write_json(path, two | dict(splits=["iid"]))
+    before = path.read_bytes()
+    assert "have another splits than these" in reproduce("--missing", code=1)[1]
+    here(flips=first | dict(cpu=first["cpu"] | dict(eval="--sequences 30")))
+    assert re.search(r"flips.cpu.json is of an older definition \(it has sequences=20, the entry "
+                     r"says 30\): without --missing", reproduce("--missing", code=1)[1])
+    assert path.read_bytes() == before
 
 
 def test_a_search_of_an_older_definition_is_named():

@@ -198,11 +198,14 @@ def folder_for(name, entry, scale):
 
 
 def planned(args, entry, scale, folder):
-    """-> Row of every run."""
+    """-> Row of every run that is not kept."""
+    kept = {(r["label"], r["seed"]) for r in scale.get("kept", {}).get("runs", [])}
     for label, (flags, n) in scale["rows"].items():
         if args.rows and label not in args.rows:
             continue
         for seed in range(1337, 1337 + (args.seeds or n)):
+            if (label, seed) in kept:
+                continue
             name, first = folder_of(flags, seed), ()
             if "first" in entry:
                 earlier = experiments.known()[entry["first"]]
@@ -244,18 +247,42 @@ def on_device(args):
     return ["--device", args.device] if args.device != "auto" else []
 
 
+MEASURED = ("data", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
+            "queries", "documents", "chance", "readings")
+
+
 def collect(entry, scale, evaluations):
-    """What the jobs returned -> the entry's JSON."""
-    first = evaluations[0]
-    shared = ("environment", "dtype", "data", "split", "tokens", "strided_tokens", "lengths",
-              "splits", "sequences", "queries", "documents", "chance", "readings")
-    result = {k: first[k] for k in shared if k in first} | dict(paper=entry.get("published", {}))
+    """
+    What the jobs returned, and what is kept -> the entry's JSON. Raises RuntimeError where the two
+    were not measured on the same.
+    """
+    kept = scale.get("kept", {})
+    first = evaluations[0] if evaluations else kept
+    for key in MEASURED:
+        if kept and first.get(key) != kept.get(key):
+            raise RuntimeError(f"the runs of results/ have another {key} than these: one table "
+                               "can't have both; without --missing all are made anew")
+    result = {k: first[k] for k in ("environment", "dtype", *MEASURED) if k in first}
+    result["paper"] = entry.get("published", {})
     if "published_at" in scale:
         result["paper_lengths"] = scale["published_at"]
     for key in ("columns", "losses"):
         if key in entry:
             result[key] = entry[key]
-    return result | dict(runs=[e["runs"][0] | e["more"] for e in evaluations])
+    found = kept.get("runs", []) + [e["runs"][0] | e["more"] for e in evaluations]
+    rows = list(scale["rows"])
+    found.sort(key=lambda r: (rows.index(r["label"]), r["seed"]))
+    return result | dict(runs=found)
+
+
+def asked(result, scale):
+    """The flags that make what is in an entry's JSON, from nothing."""
+    rows = dict.fromkeys((r["label"] for r in result["runs"]), 0)
+    for r in result["runs"]:
+        rows[r["label"]] += 1
+    seeds, n = {scale["rows"][row][1] for row in rows}, set(rows.values())
+    flags = f" --seeds {n.pop()}" if len(n) == 1 and n != seeds else ""
+    return flags + (f" --rows {shlex.join(rows)}" if len(rows) < len(scale["rows"]) else "")
 
 
 def figures(entry):
