@@ -110,9 +110,9 @@ ENTRIES = {
                      "(2 to 3 % of the dense strings; its loss hardly fell any more in two seeds "
                      "of three): among the keys that pass, nothing tells which is the last. We "
                      "suppose that this is why.",
-                     "The paper's smallest model, with one head: one seed of three has every string "
-                     "right, at all lengths, the two others 29 and 89 % (iid) at the training "
-                     "length. With two heads all three have it. These runs were compiled "
+                     "The paper's smallest model, with one head: one seed of three has every "
+                     "string right, at all lengths, the two others 29 and 89 % (iid) at the "
+                     "training length. With two heads all three have it. These runs were compiled "
                      "(--compile): seed 1337 of TRA, which is stuck in tra_norm, is not stuck "
                      "here. We suppose that another rounding is all it takes.",
                  ]),
