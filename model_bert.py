@@ -6,11 +6,16 @@ sees all others, before it and after it, so that a bias goes by the distance in 
     alibi   logit_ij = q_i . k_j / sqrt(d) - m_h |i - j|
 
 It is trained to name masked tokens (`--data mlm`), then to put texts that belong together side by
-side (`--data retrieval`): a text's vector is the mean of its tokens' last states, scaled to length
-1. Token 0 is padding, after the end of a text: it is no key and takes no step, so it changes
-nothing.
+side (`--data retrieval`): a text's vector is a mean of its tokens' last states, scaled to length 1,
+
+    softmax_t(x_t . w_p) x_t, summed over its tokens t,
+
+so that the model can learn which tokens say what a text is about. Token 0 is padding, after the end
+of a text: it is no key, takes no step and has no weight, so it changes nothing.
 What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
+- nor does it say how a text becomes a vector: among w_p = 0, the plain mean, and this, search finds
+  far more with this
 - backbone: that of the other files, RMSNorm before, no biases, no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
 - embeddings are times sqrt(C), as Vaswani et al. (2017) have them: search finds more, we suppose
@@ -176,13 +181,14 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
+        self.w_p = nn.Linear(config.n_embd, 1, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
-            if name.endswith("bias"):
+            if name.endswith("bias") or name == "w_p.weight":  # at first all tokens count alike
                 nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, pooled=False):
@@ -193,15 +199,16 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         """
         x, real = self.encode(idx)
         if pooled:
-            weight = real[:, :, None].to(x.dtype)
-            mean = (x * weight).sum(1) / weight.sum(1).clamp(min=1)
-            return F.normalize(mean.float(), dim=-1)
+            score = self.w_p(x).float().masked_fill(~real[:, :, None], -1e9)
+            weight = score.softmax(1) * real[:, :, None]                    # (B, T, 1)
+            return F.normalize((x * weight).sum(1), dim=-1)
         if targets is None:
             return self.lm_head(x), None
         scored = targets != -1
         logits = self.lm_head(x[scored])                                    # (N, vocab)
         loss = F.cross_entropy(logits.float(), targets[scored], reduction="sum")
-        return logits, loss / scored.sum().clamp(min=1)
+        unused = 0 * self.w_p.weight.sum()  # several GPUs wait for a gradient of every weight
+        return logits, loss / scored.sum().clamp(min=1) + unused
 
     def encode(self, idx):
         """idx (B, T) -> the last layer's normed states (B, T, C), which tokens are no padding."""

@@ -3044,8 +3044,13 @@ def test_an_encoder_by_hand(name):
         y = naive_encoder_attention(q, k, v, None, S, g)
         x = x + y.transpose(1, 2).reshape(T, C) @ attn.c_proj.weight.T
         x = x + mlp_by_hand(N(x, block.ln_2, 1e-6), block.mlp)
-    mean = N(x, model.ln_f, 1e-6).mean(0)
+    x = N(x, model.ln_f, 1e-6)
+    score = (x @ model.w_p.weight[0]).exp()
+    mean = sum(s * state for s, state in zip(score, x)) / score.sum()
+    assert score.max() > 1.2 * score.min()
     close(model.embed(idx[None])[0], mean / mean.norm(), 1e-5)
+    model.w_p.weight.zero_()
+    close(model.embed(idx[None])[0], x.mean(0) / x.mean(0).norm(), 1e-5)
     fresh = runs.make_model(dict(model=name))
     assert fresh.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8 ** .5, rel=0.05)
 
