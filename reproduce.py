@@ -271,17 +271,20 @@ def with_row(args, scale):
 
 
 def with_kept(args, entry, scale):
-    """A table that keeps the runs of its JSON in results/; one of an older definition ends here."""
+    """
+    A table that keeps the runs of its JSON in results/; one of an older definition ends here. It
+    may have fewer rows. Commits are not compared: the page names them.
+    """
     if "tasks" in scale:
         runs.fail(f"--missing is not for {args.entry}, which is a matrix")
     path = runs.ROOT / "results" / f"{args.entry}.{args.scale}.json"
     if not path.exists():
         return scale
     kept = tables.read(path)
-    why = tables.older(entry, args.scale, kept)
+    why = tables.older(entry, args.scale, kept | dict(command="--rows"))
     if why:
         runs.fail(f"{path} is of an older definition ({why}): without --missing it is made anew")
-    labelled = [dict(label=r["model"]) | r for r in kept["runs"]]
+    labelled = [r | dict(label=r.get("label", r["model"])) for r in kept["runs"]]
     return scale | dict(kept=kept | dict(runs=labelled))
 
 
@@ -297,7 +300,7 @@ def make(args, entry, scale):
         result = kind.collect(entry, scale, work(jobs, args, guess, keep_open))
     command = f"python reproduce.py {args.entry} --scale {args.scale}"
     if kind is trainings:
-        command += trainings.asked(result, scale)
+        command = "\n".join(command + flags for flags in trainings.asked(result, scale))
     else:
         for flag in ("seeds", "trials", "add"):
             if getattr(args, flag):

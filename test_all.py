@@ -6969,6 +6969,8 @@ def test_missing_makes_only_what_a_result_has_not(home, here):
     two = json.loads(path.read_text())
     assert [r["label"] for r in two["runs"]] == ["tra", "cope"] and two["runs"][1] == one["runs"][0]
     assert two["command"].endswith("--scale cpu --seeds 1 --rows tra cope")
+    assert "0 runs" in command(home, "reproduce.py", "flips", "--rows", "cope", "--missing",
+                               "--dry_run")[0].splitlines()[-1]
     page = (home / "results" / "README.md").read_text()
     assert "| cope | 1 |" in page and "| tra | 1 |" in page
     assert reproduce("--missing")[0] == [("tra", "1338"), ("rope", "1337")]
@@ -6976,10 +6978,21 @@ def test_missing_makes_only_what_a_result_has_not(home, here):
     assert [r["seed"] for r in three["runs"]] == [1337, 1338, 1337, 1337]
     assert three["command"].endswith("--scale cpu")
     assert reproduce("--missing")[0] == [] and json.loads(path.read_text()) == three
+    # a row that the entry did not have, and one that was compiled
+    here(flips=first | dict(cpu=first["cpu"] | dict(rows=rows | dict(fox=("--model fox", 2)))))
+    assert reproduce("--seeds", 1, "--missing")[0] == [("fox", "1337")]
+    four = json.loads(path.read_text())
+    assert re.findall("--scale cpu(.*)", four["command"]) == [
+        " --rows tra", " --seeds 1 --rows cope rope fox --missing"]
+    four["runs"][0]["train_command"] += " --compile on"
+    assert trainings.asked(four, first["cpu"] | dict(rows=rows | dict(fox=("", 2))))[0] == (
+        " --rows tra --compile")
+    here(flips=first)
     # what was measured in another way is not mixed with it
     runs.write_json(path, two | dict(splits=["iid"]))
     before = path.read_bytes()
-    assert "have another splits than these" in reproduce("--missing", code=1)[1]
+    assert re.search("have another splits than out/flips.cpu/.*: one table can.t have both",
+                     reproduce("--missing", code=1)[1])
     here(flips=first | dict(cpu=first["cpu"] | dict(eval="--sequences 30")))
     assert re.search(r"flips.cpu.json is of an older definition \(it has sequences=20, the entry "
                      r"says 30\): without --missing", reproduce("--missing", code=1)[1])

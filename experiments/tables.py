@@ -568,7 +568,7 @@ def measured(name, entry, scale):
     return seconds
 
 
-def expected(name, entry, scale, jobs=0):
+def expected(name, entry, scale, jobs=None):
     """How long an entry takes, or so many of its jobs, in words."""
     todo = entry[scale]
     if "panels" in todo:
@@ -577,7 +577,7 @@ def expected(name, entry, scale, jobs=0):
     else:
         n, what = sum(seeds for _, seeds in todo["rows"].values()), "runs"
         n *= len(trainings.by_task(todo))
-    n = jobs or n
+    n = n if jobs is None else jobs
     if "first" in entry:
         what += f" (and {entry['first']}'s, with which they begin)"
     seconds, about = measured(name, entry, scale), ""

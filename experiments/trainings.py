@@ -123,8 +123,16 @@ def train(out, start, device, run):
     return checkpoint
 
 
+# what all runs of a table must have alike
+MEASURED = ("data", "dtype", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
+            "queries", "documents", "chance", "readings")
+
+
 def training(row, entry, scale, device, run):
-    """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
+    """
+    out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json. Raises
+    RuntimeError where the runs that are kept were not measured on the same.
+    """
     folder, first = runs.ROOT / row.out, ""
     if row.first:
         earlier, first = row.first
@@ -141,6 +149,10 @@ def training(row, entry, scale, device, run):
     if not done:
         run(*command)
     found, log = json.loads(evaluated.read_text()), runs.read_log(folder)
+    for key in MEASURED:
+        if "kept" in scale and found.get(key) != scale["kept"].get(key):
+            raise RuntimeError(f"the runs of results/ have another {key} than {row.out}: one table "
+                               "can't have both; without --missing all are made anew")
     found["environment"] = checkpoint.get("environment", found["environment"])  # the training's
     found["more"] = dict(label=row.label, train_command=shlex.join(start),
                          environment=found["environment"])
@@ -247,22 +259,11 @@ def on_device(args):
     return ["--device", args.device] if args.device != "auto" else []
 
 
-MEASURED = ("data", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
-            "queries", "documents", "chance", "readings")
-
-
 def collect(entry, scale, evaluations):
-    """
-    What the jobs returned, and what is kept -> the entry's JSON. Raises RuntimeError where the two
-    were not measured on the same.
-    """
+    """What the jobs returned, and what is kept -> the entry's JSON."""
     kept = scale.get("kept", {})
     first = evaluations[0] if evaluations else kept
-    for key in MEASURED:
-        if kept and first.get(key) != kept.get(key):
-            raise RuntimeError(f"the runs of results/ have another {key} than these: one table "
-                               "can't have both; without --missing all are made anew")
-    result = {k: first[k] for k in ("environment", "dtype", *MEASURED) if k in first}
+    result = {k: first[k] for k in ("environment", *MEASURED) if k in first}
     result["paper"] = entry.get("published", {})
     if "published_at" in scale:
         result["paper_lengths"] = scale["published_at"]
@@ -276,13 +277,23 @@ def collect(entry, scale, evaluations):
 
 
 def asked(result, scale):
-    """The flags that make what is in an entry's JSON, from nothing."""
-    rows = dict.fromkeys((r["label"] for r in result["runs"]), 0)
+    """
+    The flags that make what is in an entry's JSON, from nothing: of one command, or of several,
+    where rows have more seeds than others, or were compiled.
+    """
+    rows, groups = {}, {}
     for r in result["runs"]:
-        rows[r["label"]] += 1
-    seeds, n = {scale["rows"][row][1] for row in rows}, set(rows.values())
-    flags = f" --seeds {n.pop()}" if len(n) == 1 and n != seeds else ""
-    return flags + (f" --rows {shlex.join(rows)}" if len(rows) < len(scale["rows"]) else "")
+        rows.setdefault(r["label"], []).append("--compile on" in r["train_command"])
+    fewer = {len(found) for row, found in rows.items() if len(found) != scale["rows"][row][1]}
+    for row, found in rows.items():
+        seeds = len(found) if len(found) in fewer else 0  # 0: the entry's own
+        groups.setdefault((seeds, any(found)), []).append(row)
+    commands = []
+    for (seeds, compiled), some in groups.items():
+        flags = f" --seeds {seeds}" if seeds else ""
+        flags += f" --rows {shlex.join(some)}" if len(some) < len(scale["rows"]) else ""
+        commands.append(flags + " --compile" * compiled + " --missing" * bool(commands))
+    return commands
 
 
 def figures(entry):
