@@ -207,7 +207,7 @@ def window_lengths(asked, block_size, have, split):
     lengths = sorted(set(asked or [block_size * m for m in (1, 2, 4, 8, 16)]))
     if not asked and have <= lengths[-1]:
         lengths = [T for T in lengths if T < have] or lengths[:1]
-        print(f"the split has {have:,} tokens: lengths up to {lengths[-1]} only")
+        print(f"{have - 1:,} tokens to score: lengths up to {lengths[-1]} only")
     if have <= lengths[-1]:
         runs.fail(f"{have:,} tokens of the {split} split are too few for a window of "
                   f"{lengths[-1]}: take --tokens 0, shorter --lengths or more text")
@@ -220,8 +220,8 @@ def window_lengths(asked, block_size, have, split):
 def interval(count, out_of):
     """
     count (N,) hits out of out_of (N,) trials in each of N independent sequences -> (rate, low,
-    high): Wilson's 95 % interval, for as many independent trials as vary like these do: the reads
-    of one string are not independent.
+    high): Wilson's 95 % interval. The trials of one sequence are not independent; it is taken for
+    as many independent ones as would have the same variance.
     """
     n, z = out_of.sum(), 1.96
     p = count.sum() / n
@@ -553,7 +553,7 @@ def parse(argv):
         help="run folders or checkpoint files; default: the newest under out/")
     add("--lengths", type=int, nargs="+",
         help="window or sequence lengths; default: 1, 2, 4, 8, 16 x the training length on text, "
-             "1 x on a task")
+             "also 32 x in a search, 1 x on a task")
     add("--tokens", type=int,
         help=f"text: how much of the split to score; 0 is all (default: {usual['tokens']})")
     add("--strided", action="store_true",

@@ -6,12 +6,13 @@ sees all others, before it and after it, so that a bias goes by the distance in 
     alibi   logit_ij = q_i . k_j / sqrt(d) - m_h |i - j|
 
 It is trained to name masked tokens (`--data mlm`), then to put texts that belong together side by
-side (`--data retrieval`): a text's vector is a mean of its tokens' last states, scaled to length 1,
+side (`--data retrieval`). A text's vector is a mean of the last states x_t of its tokens, with
+weights that the model learns: which tokens say what a text is about?
 
-    softmax_t(x_t . w_p) x_t, summed over its tokens t,
+    v = sum_t w_t x_t,  w = softmax_t(x_t . w_p),  then scaled to length 1
 
-so that the model can learn which tokens say what a text is about. Token 0 is padding, after the end
-of a text: it is no key, takes no step and has no weight, so it changes nothing.
+Token 0 is padding, after the end of a text: it is no key, takes no step and has no weight, so it
+changes nothing.
 What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - nor does it say how a text becomes a vector; sentence-transformers, which it uses, has the plain

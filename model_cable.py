@@ -12,7 +12,7 @@ What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
-- K-CABLE's kernel -log(b^2 + 1) of the relative biases can be read in two ways; both are here
+- K-CABLE's -log(b^2 + 1) can be read in two ways: b is S_i - S_j, g_i outside, or g_i (S_i - S_j)
 - in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 """
@@ -44,7 +44,7 @@ class GPTConfig:
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
     step: str = "relu"        # or softplus: CABLE_NW is then the Forgetting Transformer
-    log_kernel: str = ""      # K-CABLE: outside, inside (of the query's weight), as VARIANTS say
+    log_kernel: str = ""      # K-CABLE: outside, inside: where g is, seen from the log
 
 
 VARIANTS = dict(
@@ -187,6 +187,8 @@ class GPT(nn.Module):
             raise ValueError(f"norm={config.norm!r} is not one of pre, post")
         if config.step not in ("relu", "softplus"):
             raise ValueError(f"step={config.step!r} is not one of relu, softplus")
+        if config.log_kernel not in ("", "outside", "inside"):
+            raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)

@@ -16,7 +16,7 @@ What differs from the paper, and why:
 - Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it
 - the table serves all layers, too, unless share=False (Table 8)
 - backbone: ours, where the paper has GPT-2's
-- what serves one of its tables alone (MLP, ALiBi, relative, RoPE) is in experiments/
+- what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in experiments/
 """
 import math
 from dataclasses import dataclass

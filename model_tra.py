@@ -5,7 +5,7 @@ the distance over those that are left (anonymous ICML submission, 2025; Eq. 3-12
     s_ij = q_i . k_j / sqrt(d)
     M_ij = 1 if s_ij > 0 else 0            who passes the threshold                (Eq. 3, 4)
     C_ij = M_ij + ... + M_ii               survivors from j to i, the nearest is 1 (Eq. 6)
-    delta_i = sigmoid(x_i W_f + b_f)       how fast query i forgets, per head      (Eq. 8)
+    delta_i = sigmoid(x_i W_f + b_f)       what one step leaves, per head         (Eq. 8)
     logit_ij = s_ij + C_ij log delta_i     where M = 1, others are removed         (Eq. 9-12)
 
 With every score positive C = i - j + 1, and this is ALiBi with a slope per query.

@@ -116,7 +116,7 @@ class Models(dict):
 def models():
     """
     Every name that can be asked for, from model_*.py and experiments/. A file's VARIANTS are the
-    names it answers to; without them that is its own, mine for model_mine.py. A name that two files
+    names it answers to; model_mine.py without VARIANTS answers to mine. A name that two files
     claim is nobody's. A file that cannot be used stops only those who need it: it is a warning.
     """
     found = Models()

@@ -864,6 +864,7 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     ("rope", dict(pe="rop"), "pe='rop' is not one of learned, sinusoidal, rope"),
     ("label", dict(n_label=-1), "n_label must be 0"),
     ("cable", dict(step="elu"), "step='elu' is not one of relu, softplus"),
+    ("cable", dict(log_kernel="yes"), "log_kernel='yes' is not one of outside, inside"),
     ("cope", dict(gates="q"), "gates='q' is not one of key, val, sep"),
     ("cope", dict(P=0), "P=0 must be at least 1"),
     ("postnorm", dict(norm="sandwich"), "norm='sandwich' is not one of pre, pre_final, output"),
@@ -1745,6 +1746,15 @@ def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
     kernels.attend(module.fox_attention, *(x.double() for x in long))  # not said again
     assert kernels.faster(module.fox_attention, *short) is WAYS["fox_attention"]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_edit_of_large_distances_is_caught_interpreted_too(fork, capsys):
+    """Steps have no bound: a road of 300 tokens can be 3,000 long."""
+    far = "S[:, :, start:end, None] - S[:, :, None, :end]"
+    module = fork("cable", (far, f"({far}).clamp(max=200)"))
+    _, args = arguments("cable", 200)
+    assert kernels.faster(module.cable_attention, *args) is None
+    assert "model_mine.cable_attention runs as it is written" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -4779,6 +4789,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--learning_rate -1", "--learning_rate must be more than 0"),
     ("--learning_rate inf", "--learning_rate must be more than 0, and finite"),
     ("--min_lr inf", "--min_lr must be 0 or more, and less"),
+    ("--learning_rate 1e-4", "--min_lr 0.0004 is more than --learning_rate 0.0001: lower it, too"),
     ("--bema --rho inf", "--rho must be at least 1, and less"),
     (f"--batch_size {10**29}", "--batch_size must be at least 1, and less than 2^31"),
     (f"--gradient_accumulation_steps {10**29}", "--gradient_accumulation_steps must be at least"),
@@ -5820,6 +5831,28 @@ def test_a_fork_without_variants_answers_to_its_file_s_name(copy):
     del sys.modules["model_mine"]
     _, err = command(copy, "train.py", "--model", "mine", *TINY_RUN, code=1)
     assert "model_mine.py cannot be used: ValueError: VARIANTS sets n_layre, which" in err
+
+
+LAST_FIELD = 'log_kernel: str = ""'
+
+
+@pytest.mark.parametrize("old, new, says", [
+    (LAST_FIELD, f"{LAST_FIELD}\n    reach: int = None", "reach=None: a setting has to be"),
+    ("self.drop = ", "self.register_buffer('ids', torch.arange(8))\n        self.drop = ",
+     "ids of --model mine has to be finite floats, or in no checkpoint"),
+    ("self.drop = ", "self.register_buffer('m', torch.full((8,), -math.inf))\n        self.drop = ",
+     "m of --model mine has to be finite floats, or in no checkpoint")])
+def test_a_fork_whose_checkpoint_could_not_be_loaded_does_not_train(copy, old, new, says):
+    write_fork(copy, "cable", (old, new))
+    assert says in complaint(copy, "train.py", "--model", "mine", *TINY_RUN)
+    assert not (copy / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["kernel", "eta", "p_ignore", "seed"])
+def test_a_fork_s_setting_called_like_another_flag_is_refused(copy, name):
+    write_fork(copy, "cable", (LAST_FIELD, f"{LAST_FIELD}\n    {name}: float = 3.0"))
+    said = complaint(copy, "train.py", "--model", "mine", *TINY_RUN)
+    assert said.startswith(f"error: two groups have a flag --{name}: rename one in ")
 
 
 def test_bench_measures_beside_plain_attention_in_steps():

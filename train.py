@@ -49,7 +49,7 @@ class TrainConfig:
     size: str = "nano"            # preset of model and training sizes; the task has them
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
-    max_iters: int = 1000         # optimizer steps
+    max_iters: int = 1000         # optimizer steps; those after lr_decay_iters are at min_lr
     learning_rate: float = 1e-3   # peak
     min_lr: float = 1e-4          # at the end of the decay
     warmup_iters: int = 100       # linear warmup from 0
@@ -106,6 +106,7 @@ LR_DECAY = dict(cosine=lambda x: 0.5 - 0.5 * math.cos(math.pi * x), linear=lambd
 # computes; also --data or --corpus, if a text has moved: its tokens are compared
 MAY_CHANGE = ("device", "compile", "kernel", "max_iters", "eval_interval", "eval_iters",
               "log_interval", "evaluate")
+SHARED = {"block_size", "vocab_size"}  # settings of the model and of the data
 CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch has it
 COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field: a flag's help
 
@@ -119,9 +120,8 @@ def fresh(argv):
     the model's name means, then the task's defaults, then the dataclasses'.
     """
     early = runs.make_parser(add_help=False)  # they decide which others there are
-    early.add_argument("--model")
-    early.add_argument("--data", default="stdlib")
-    early.add_argument("--size")
+    for flag, usual in (("--model", None), ("--data", "stdlib"), ("--size", None)):
+        early.add_argument(flag, default=usual)
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
@@ -140,18 +140,19 @@ def fresh(argv):
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
-    parser = runs.make_parser(description=__doc__)
+    parser, settings = runs.make_parser(description=__doc__), {}
     parser.add_argument("--resume", metavar="DIR", default=argparse.SUPPRESS,
                         help="continue the run in this folder")
     parser.usage = "python train.py [--flag VALUE ...]"
     groups = dict(model=module.GPTConfig, data=task, training=TrainConfig, run=RunConfig)
-    settings = {}
     for title, cls in groups.items():
         group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
         types, comments = get_type_hints(cls), {}
         for base in reversed(cls.__mro__[:-1]):  # object has none
             comments |= dict(COMMENT.findall(Path(inspect.getfile(base)).read_text()))
         for field in fields(cls):
+            if field.name in settings.keys() - SHARED:
+                runs.fail(f"two groups have a flag --{field.name}: rename one in {group.title}")
             if field.name not in settings and field.name != "vocab_size":
                 about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
                 kind = dict(type=types[field.name], metavar="X")
@@ -230,11 +231,17 @@ def resume(argv):
     return c, checkpoint, path.parent
 
 
-def check_rules(c):
-    """What no run can mean fails in one line."""
+def check_rules(c, resuming):
+    """What no run, or no new one, can mean fails in one line."""
     for name, value in vars(c).items():
+        if not isinstance(value, str | int | float):
+            runs.fail(f"{name}={value}: a setting has to be a string, a number, True or False; "
+                      "checkpoints keep nothing else")
         if not RULES.get(name, NUMBER)[1](value):
             runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+    if not resuming and c.lr_decay != "none" and c.min_lr > c.learning_rate:
+        runs.fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}: lower it, "
+                  "too")
 
 
 # -----------------------------------------------------------------------------
@@ -403,6 +410,10 @@ def task_and_model(c, module, checkpoint, device):
             task.begin(model)
     except ValueError as e:
         runs.fail(e)
+    for name, x in model.state_dict().items():  # else no checkpoint of it could be loaded
+        if not x.is_floating_point() or not x.isfinite().all():
+            runs.fail(f"{name} of --model {c.model} has to be finite floats, or in no checkpoint: "
+                      "register_buffer(..., persistent=False)")
     return task, model
 
 
@@ -521,7 +532,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     resuming = any(word.split("=")[0] == "--resume" for word in argv)
     c, checkpoint, out = resume(argv) if resuming else fresh(argv)
-    check_rules(c)
+    check_rules(c, resuming)
 
     # where it runs: in one process, or in one of several under torchrun
     device, context, where = runs.setup(c)
@@ -533,7 +544,7 @@ def main(argv=None):
     # data and model
     module, _ = runs.models()[c.model]
     task, model = task_and_model(c, module, checkpoint, device)
-    raw_model, task_class = model, type(task)
+    raw_model = model
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
     wide = [p for p in model.parameters() if p.dim() >= 2]
@@ -569,7 +580,7 @@ def main(argv=None):
         model = DistributedDataParallel(model)
 
     # say what runs
-    groups = dict(model=module.GPTConfig, data=task_class, training=TrainConfig, run=RunConfig)
+    groups = dict(model=module.GPTConfig, data=type(task), training=TrainConfig, run=RunConfig)
     for title, cls in groups.items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls) if f.name in c)
         print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))

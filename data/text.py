@@ -5,7 +5,7 @@ Text, from a known corpus or from your own file or folder, as one long stream of
 
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
     packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
-    shakespeare  the complete plays in one file, 1.1 MB, downloaded
+    shakespeare  part of the plays (nanoGPT's tiny shakespeare), 1.1 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents

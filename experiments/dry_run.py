@@ -62,7 +62,7 @@ def estimate(model, T, sequences, steps, micro_steps=1, models=1, numbers=4, pre
 def of_training(words, evaluation_words):
     """The flags of train.py and eval.py -> Cost. What is wrong with them ends as it does there."""
     c, *_ = train.fresh(words)
-    train.check_rules(c)
+    train.check_rules(c, resuming=False)
     asked = evaluation.parse(evaluation_words)
     config = vars(c)
     config.pop("vocab_size", None)  # a class's default: the task has it

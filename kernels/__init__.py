@@ -117,14 +117,14 @@ def equal(plain, fast, device, dtype, H, d, options, length):
     """
     Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, on
     2 ** length tokens, where that is more, the last outputs; with steps so small that every key
-    matters and with large ones. The random numbers of the caller stay as they are.
+    matters, with large and with very large ones. The random numbers of the caller stay as they are.
     """
     key = plain, fast, device, dtype, H, d, options, length
     if key in compared:
         return compared[key]
     cases = [(SHORT, 1), (SHORT, SHORT)]
     if 2 ** length > SHORT:
-        cases += [(2 ** length, 1), (2 ** length, 2 ** length)]
+        cases += [(2 ** length, walk) for walk in (1, 2 ** length, 10 * 2 ** length)]
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
