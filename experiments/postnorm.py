@@ -113,7 +113,7 @@ SEARCHES = {
                 "pre_final, post and peri_init, which has that, are worse than pre in 23 of 25.",
                 "Trained on samples for 20,000 steps all five are better than pre (19 to 25 of "
                 "25), but by less: the lowest medians are .399 (one token) and .324 (two), with p* "
-                "itself .059 and .022.",
+                "itself .059 and .022. (A step has 32 strings with samples, 16 with p* itself.)",
                 "BEMA makes most medians worse: 21 of 24 with p* itself, up to twofold, and 9 of "
                 "12 with samples, by 3 % at most. Why was not looked at.",
             ]),
