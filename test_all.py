@@ -3760,6 +3760,8 @@ def counted_layer(x, model, layer):
             return 0.0
         if c.position != "alibi":  # whose Eq. 10 has no p_max
             p = min(p, c.P - 1)
+        if c.drop and gates.sum() > c.P - 1:
+            return -math.inf
         if c.position == "embedding":
             z = row @ pos.pos_emb
             found = z[math.floor(p)] * (1 - p + math.floor(p))
@@ -3778,7 +3780,7 @@ def counted_layer(x, model, layer):
     ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
     ("cope_relative", {}, 1), ("cope_rope", {}, 1), ("cope_mlp", dict(gates="val"), 1),
     ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", dict(gates="sep"), 1),
-    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1)])
+    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_own):
     model, found = make(name, block_size=9, **changes).double(), []
     for block in model.h:
@@ -4850,6 +4852,8 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
     ("--model cope --slopes 1,2", "unknown argument --slopes"),
     ("--model cope_alibi --n_head 2 --slopes 1,2,3", "slopes='1,2,3' must be n_head=2 numbers"),
+    ("--model cope_drop --P 1", "drop needs a table, and P of at least 2"),
+    ("--model cope_mlp --drop", "drop needs a table, and P of at least 2"),
     ("--model cope_alibi --slopes 1,two", "slopes='1,two' must be numbers"),
     ("--model cope_alibi --slopes nan,1", "slopes='nan,1' must be numbers"),
     ("--model cope_mlp --slopes 1,2", "slopes='1,2' must be n_head=2 numbers, with position=alibi"),

@@ -7,6 +7,7 @@ positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.p
     alibi      -m_h p_ij, p not cut off        slopes m_h given, or learned, from 0
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
     rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
+    drop       q_i . e[p_ij], p < P            ours: keys that are farther have no weight at all
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
 does not say what RoPE turns, nor what position the layers without the MLP have: here none. Read
@@ -33,11 +34,13 @@ class GPTConfig(model_cope.GPTConfig):
     plus: str = "none"           # beside the count: none, relative, rope
     slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
     first: bool = False          # position in the first layer alone
+    drop: bool = False           # keys whose count is past the table's end have no weight
 
 
 VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
                 cope_alibi=dict(position="alibi"),
-                cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"))
+                cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"),
+                cope_drop=dict(drop=True))
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -119,17 +122,20 @@ class Position(nn.Module):
             self.register_buffer("m", given_slopes(config), persistent=False)
         else:
             self.m = nn.Parameter(torch.zeros(config.n_head))
+        self.drop = config.drop
         self.relative = None  # beside the count
         if config.plus == "relative":
             shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)
             self.relative = Relative(model_classics.GPTConfig(**shape))
 
     def clamp(self, p):
-        return p if self.kind == "alibi" else p.clamp(max=self.P - 1)  # Eq. 10 has no p_max
+        whole = self.kind == "alibi" or self.drop  # Eq. 10 has no p_max
+        return p if whole else p.clamp(max=self.P - 1)
 
     def forward(self, q, p):
         if self.kind == "embedding":
-            return interpolate(q @ self.pos_emb.to(q.dtype), p)
+            bias = interpolate(q @ self.pos_emb.to(q.dtype), p)
+            return bias.masked_fill(p > self.P - 1, float("-inf")) if self.drop else bias
         if self.kind == "alibi":
             return -self.m[:, None, None] * p
         last, y = self.mlp[2], []  # q . (W h + b) = (q W) . h + q . b: never d numbers for a pair
@@ -187,6 +193,8 @@ def check(config):
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
     if config.plus == "rope" and config.gates != "key":
         raise ValueError("plus=rope turns q and k: its gates can only be key gates")
+    if config.drop and (config.position != "embedding" or config.P < 2):
+        raise ValueError("drop needs a table, and P of at least 2: a query's own key stays")
     if config.slopes:
         given_slopes(config)
 
