@@ -67,9 +67,10 @@ def programs(n, *counts):
     return rows
 
 
-def tables_of(n, *sizes):
-    """CoPE with so many positions P, n seeds each."""
-    return {f"P = {P}": (f"--model cope --P {P}", n) for P in sizes}
+def tables_of(n, sizes, dropped):
+    """CoPE with so many positions P, as it is and without the keys beyond them, n seeds each."""
+    rows = {f"P = {P}": (f"--model cope --P {P}", n) for P in sizes}
+    return rows | {f"P = {P}, no key beyond": (f"--model cope_drop --P {P}", n) for P in dropped}
 
 
 ENTRIES = {
@@ -170,12 +171,13 @@ ENTRIES = {
               "flip-flop, exact match (%); no paper has this table",
         columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
         cpu=dict(minutes=4, train="--data flipflop --max_iters 1000",
-                 eval="--sequences 500 --lengths 64 256 1024", rows=tables_of(3, 8, 16, 32, 64),
+                 eval="--sequences 500 --lengths 64 256 1024",
+                 rows=tables_of(3, (8, 16, 32, 64), (8, 16)),
                  reads=["Trained on 64 tokens, read at the training length, at 4 and at 16 times "
                         "it."]),
         paper=dict(train="--data flipflop --size paper",
                    eval="--sequences 2000 --lengths 512 2048 8192",
-                   rows=tables_of(3, 16, 32, 64, 128, 513)),
+                   rows=tables_of(3, (16, 32, 64, 128, 513), (16, 64))),
     ),
 }
 
