@@ -379,7 +379,9 @@ def steps_by_kind(model, config, args):
         seen = np.tri(x.shape[1], dtype=bool) & (y[0] != -1)[:, None]               # (T, T)
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
         if runs.kind_of(config) == "text":
-            labels = map(sort_of, labels)
+            labels = list(map(sort_of, labels))
+        if args.pairs:
+            labels = [f"{a} {b}" for a, b in zip(["", *labels], labels)]
         for kind, step, queries in zip(labels, np.moveaxis(steps, -1, 0), seen.sum(0)):
             total[kind] += step                                                     # (layers, H)
             times[kind] += queries
@@ -515,6 +517,8 @@ def main(argv=None):
     p.set_defaults(figure=counts)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints")
     p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")
+    p.add_argument("--pairs", action="store_true",
+                   help="a kind is a token and the one before: bits by their instruction")
     p = kinds.add_parser("play", help="an HTML page: drag a query along strings, several models")
     p.set_defaults(figure=play)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task or of text")

@@ -82,7 +82,16 @@ import reproduce
 import runs
 import sample
 import train
-from experiments import dry_run, learned_hard, matrix, minimal, tables, tra_variants, trainings
+from experiments import (
+    cope_cut,
+    dry_run,
+    learned_hard,
+    matrix,
+    minimal,
+    tables,
+    tra_variants,
+    trainings,
+)
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -3807,6 +3816,38 @@ def test_the_count_of_the_variants_is_that_of_cope():
             close(cope(idx)[0], variant(idx)[0], 1e-9)
 
 
+def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    for name in ("cope", "rope"):
+        more = ("--P", 16) if name == "cope" else ()
+        command(home, "train.py", "--model", name, *more, "--data", "flipflop", "--max_iters", 1,
+                "--no-evaluate", *TINY_FLAGS, "--out_dir", name)
+    checkpoint = torch.load("cope/ckpt.pt", weights_only=True)
+    checkpoint["model"]["pos_emb.0"].normal_()
+    torch.save(checkpoint, "cope/ckpt.pt")
+
+    def read(P, *drop):
+        cope_cut.main(["cope", "--P", str(P), *drop, "--out", "cut"])
+        folder = capsys.readouterr().out.split()[-1]
+        model, config, _ = runs.load_run(Path(folder) / "ckpt.pt", torch.device("cpu"))
+        assert config["P"] == P and folder.endswith(f"{'dropped' if drop else 'cut'}-{P}")
+        with torch.no_grad():
+            return model(torch.arange(30)[None] % 5)[0]
+    shorter = model_cope.GPT(model_cope.GPTConfig(**runs.pick(
+        model_cope.GPTConfig, checkpoint["config"] | dict(P=3)))).eval()
+    weights = checkpoint["model"]
+    shorter.load_state_dict(weights | {"pos_emb.0": weights["pos_emb.0"][:, :3]})
+    with torch.no_grad():
+        close(read(3), shorter(torch.arange(30)[None] % 5)[0], 1e-5)
+    close(read(16, "--drop")[:, :15], read(16)[:, :15], 1e-5)  # none of 15 keys is farther
+    assert (read(3, "--drop") - read(3)).abs().max() > 1e-4
+    for words, says in ((["rope", "--P", "3"], "is rope, not cope"),
+                        (["cope", "--P", "17"], "has 16 positions: --P must be from 2 to that"),
+                        (["cope", "--P", "1"], "has 16 positions: --P must be from 2 to that")):
+        with pytest.raises(SystemExit, match=says):
+            cope_cut.main([*words, "--out", "cut"])
+
+
 def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
     def made(name, **changes):
         return runs.make_model(runs.models()[name][1] | TINY | dict(model=name) | changes)
@@ -6120,7 +6161,8 @@ def test_maps_of_reach(home, trained):
 def test_maps_of_what_heads_count(home, trained, monkeypatch):
     """The mean step of every symbol, at scored queries; of text, of every sort of token."""
     path, model, config = maps.load(trained / "tra")
-    args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5, kind="counts")
+    args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5, kind="counts",
+                                 pairs=False)
     kinds, means = maps.steps_by_kind(model, config, args)
     assert kinds == ["0", "1", "i", "r", "w"] and means.shape == (1, 2, 5)
     task = runs.make_task(config | dict(block_size=12))
@@ -6134,6 +6176,12 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
                 total[:, kind] += step[:, i, j]
                 times[kind] += 1
     assert times.min() > 0 and np.allclose(means[0], total / times, atol=1e-6)
+    pairs, apart = maps.steps_by_kind(model, config, types.SimpleNamespace(
+        **vars(args) | dict(pairs=True)))
+    zeros = [apart[0, :, n] for n, pair in enumerate(pairs) if pair in ("w 0", "i 0", "r 0")]
+    assert len(zeros) > 1 and all(" " in pair for pair in pairs)
+    assert (np.min(zeros, 0) - 1e-6 <= means[0, :, 0]).all()  # their mean lies between them
+    assert (means[0, :, 0] <= np.max(zeros, 0) + 1e-6).all()
     assert [maps.sort_of(label) for label in ("\\n", "  ", "·", " def", "_", "7", "\\t", "+=")] == [
         "line end", "space", "signs", "letters", "letters", "digits", "space", "signs"]
     with pytest.raises(SystemExit, match="counts nothing"):
@@ -6142,7 +6190,8 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
     with pytest.raises(SystemExit, match="nothing is scored in"):
         maps.steps_by_kind(model, config, args)
     monkeypatch.undo()
-    command(trained, "maps.py", "counts", "tra", "cable", "--sequences", 2, "--out", home / "c.png")
+    command(trained, "maps.py", "counts", "tra", "cable", "--sequences", 2, "--pairs",
+            "--out", home / "c.png")
     assert is_png(home / "c.png")
     said = complaint(home, "maps.py", "counts", trained / "tra", "--sequences", 0)
     assert "--sequences must be at least 1" in said
