@@ -3769,7 +3769,7 @@ def counted_layer(x, model, layer):
             return 0.0
         if c.position != "alibi":  # whose Eq. 10 has no p_max
             p = min(p, c.P - 1)
-        if c.drop and gates.sum() > c.P - 1:
+        if c.drop and gates.sum() > c.P - 1 or c.window and i - j >= c.window:
             return -math.inf
         if c.position == "embedding":
             z = row @ pos.pos_emb
@@ -3789,7 +3789,8 @@ def counted_layer(x, model, layer):
     ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
     ("cope_relative", {}, 1), ("cope_rope", {}, 1), ("cope_mlp", dict(gates="val"), 1),
     ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", dict(gates="sep"), 1),
-    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1)])
+    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1),
+    ("cope_window", dict(window=5), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_own):
     model, found = make(name, block_size=9, **changes).double(), []
     for block in model.h:
@@ -3826,11 +3827,11 @@ def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):
     checkpoint["model"]["pos_emb.0"].normal_()
     torch.save(checkpoint, "cope/ckpt.pt")
 
-    def read(P, *drop):
-        cope_cut.main(["cope", "--P", str(P), *drop, "--out", "cut"])
+    def read(P, *more):
+        cope_cut.main(["cope", "--P", str(P), *more, "--out", "cut"])
         folder = capsys.readouterr().out.split()[-1]
         model, config, _ = runs.load_run(Path(folder) / "ckpt.pt", torch.device("cpu"))
-        assert config["P"] == P and folder.endswith(f"{'dropped' if drop else 'cut'}-{P}")
+        assert config["P"] == P and ("drop" in folder) == ("--drop" in more)
         with torch.no_grad():
             return model(torch.arange(30)[None] % 5)[0]
     shorter = model_cope.GPT(model_cope.GPTConfig(**runs.pick(
@@ -3839,11 +3840,14 @@ def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):
     shorter.load_state_dict(weights | {"pos_emb.0": weights["pos_emb.0"][:, :3]})
     with torch.no_grad():
         close(read(3), shorter(torch.arange(30)[None] % 5)[0], 1e-5)
-    close(read(16, "--drop")[:, :15], read(16)[:, :15], 1e-5)  # none of 15 keys is farther
-    assert (read(3, "--drop") - read(3)).abs().max() > 1e-4
+    close(read(16, "--drop")[:, :15], whole := read(16)[:, :15], 1e-5)  # 15 keys count less
+    close(read(16, "--window", "15")[:, :15], whole, 1e-5)
+    assert (read(4, "--drop") - read(4)).abs().max() > 1e-4
     for words, says in ((["rope", "--P", "3"], "is rope, not cope"),
                         (["cope", "--P", "17"], "has 16 positions: --P must be from 2 to that"),
-                        (["cope", "--P", "1"], "has 16 positions: --P must be from 2 to that")):
+                        (["cope", "--P", "1"], "has 16 positions: --P must be from 2 to that"),
+                        (["cope", "--window", "-1"], "--window must be 0 or more"),
+                        (["cope", "--P", "3"], "cope-3 holds a run: move it away")):
         with pytest.raises(SystemExit, match=says):
             cope_cut.main([*words, "--out", "cut"])
 
@@ -4895,6 +4899,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--model cope_alibi --n_head 2 --slopes 1,2,3", "slopes='1,2,3' must be n_head=2 numbers"),
     ("--model cope_drop --P 1", "drop needs a table, and P of at least 2"),
     ("--model cope_mlp --drop", "drop needs a table, and P of at least 2"),
+    ("--model cope_window --window -1", "window=-1 must be 0 or more"),
     ("--model cope_alibi --slopes 1,two", "slopes='1,two' must be numbers"),
     ("--model cope_alibi --slopes nan,1", "slopes='nan,1' must be numbers"),
     ("--model cope_mlp --slopes 1,2", "slopes='1,2' must be n_head=2 numbers, with position=alibi"),
