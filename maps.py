@@ -380,12 +380,15 @@ def steps_by_kind(model, config, args):
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
         if runs.kind_of(config) == "text":
             labels = list(map(sort_of, labels))
-        if args.pairs:
-            labels = [f"{a} {b}" for a, b in zip(["", *labels], labels)]
+        if args.pairs:  # the first token has none before it
+            labels = [None, *map(" ".join, zip(labels, labels[1:]))]
         for kind, step, queries in zip(labels, np.moveaxis(steps, -1, 0), seen.sum(0)):
             total[kind] += step                                                     # (layers, H)
             times[kind] += queries
+    times.pop(None, None)
     kinds = sorted(kind for kind, queries in times.most_common(MOST_KINDS) if queries)
+    if len(times) > len(kinds):
+        print(f"{len(times) - len(kinds)} rarer kinds are not shown")
     if not kinds:
         runs.fail(f"nothing is scored in {args.split or task.splits[-1]}: no query to look from")
     return kinds, np.stack([total[kind] / times[kind] for kind in kinds], -1)

@@ -5889,9 +5889,9 @@ LAST_FIELD = 'log_kernel: str = ""'
 @pytest.mark.parametrize("old, new, says", [
     (LAST_FIELD, f"{LAST_FIELD}\n    reach: int = None", "reach=None: a setting has to be"),
     ("self.drop = ", "self.register_buffer('ids', torch.arange(8))\n        self.drop = ",
-     "ids of --model mine has to be finite floats, or in no checkpoint"),
+     "ids of --model mine has to be finite floats. A buffer can be"),
     ("self.drop = ", "self.register_buffer('m', torch.full((8,), -math.inf))\n        self.drop = ",
-     "m of --model mine has to be finite floats, or in no checkpoint")])
+     "m of --model mine has to be finite floats. A buffer can be")])
 def test_a_fork_whose_checkpoint_could_not_be_loaded_does_not_train(copy, old, new, says):
     write_fork(copy, "cable", (old, new))
     assert says in complaint(copy, "train.py", "--model", "mine", *TINY_RUN)
@@ -5902,7 +5902,7 @@ def test_a_fork_whose_checkpoint_could_not_be_loaded_does_not_train(copy, old, n
 def test_a_fork_s_setting_called_like_another_flag_is_refused(copy, name):
     write_fork(copy, "cable", (LAST_FIELD, f"{LAST_FIELD}\n    {name}: float = 3.0"))
     said = complaint(copy, "train.py", "--model", "mine", *TINY_RUN)
-    assert said.startswith(f"error: two groups have a flag --{name}: rename one in ")
+    assert said.startswith(f"error: two groups have a flag --{name}: rename the ")
 
 
 def test_bench_measures_beside_plain_attention_in_steps():

@@ -152,7 +152,7 @@ def fresh(argv):
             comments |= dict(COMMENT.findall(Path(inspect.getfile(base)).read_text()))
         for field in fields(cls):
             if field.name in settings.keys() - SHARED:
-                runs.fail(f"two groups have a flag --{field.name}: rename one in {group.title}")
+                runs.fail(f"two groups have a flag --{field.name}: rename the model's or task's")
             if field.name not in settings and field.name != "vocab_size":
                 about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
                 kind = dict(type=types[field.name], metavar="X")
@@ -412,8 +412,8 @@ def task_and_model(c, module, checkpoint, device):
         runs.fail(e)
     for name, x in model.state_dict().items():  # else no checkpoint of it could be loaded
         if not x.is_floating_point() or not x.isfinite().all():
-            runs.fail(f"{name} of --model {c.model} has to be finite floats, or in no checkpoint: "
-                      "register_buffer(..., persistent=False)")
+            runs.fail(f"{name} of --model {c.model} has to be finite floats. A buffer can be left "
+                      "out of checkpoints: register_buffer(..., persistent=False)")
     return task, model
 
 

@@ -189,7 +189,7 @@ ENTRIES = {
             "over seeds. One seed each: no order of close rows is claimed.",
             "At 16 times the training length RoPE's nDCG is .6 of its value at 1x, CABLE's 2.4 and "
             "ALiBi's 2.6 times it: 4.6 against 23.6 and 24.9, far beyond the intervals, where at "
-            "1x all three are alike and RoPE's contrastive loss is the lowest (cable_fig6). It is "
+            "1x all three are alike and RoPE's validation loss is the lowest (cable_fig6). It is "
             "what the paper says of RoPE; that CABLE beats ALiBi one seed cannot say, nor does it "
             "look so. A part of the growth is that the answer comes into the text: it begins in "
             "the first 128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too "
