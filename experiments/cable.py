@@ -194,12 +194,13 @@ ENTRIES = {
             "look so. A part of the growth is that the answer comes into the text: it begins in "
             "the first 128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too "
             "(1.7 times). The other rows have not run.",
-            "RoPE falls with learned weights in the mean, with plain means it did not "
-            "(cable_table2_mean). We suppose that those weights, too, have not seen such states.",
+            "Trained with plain means RoPE did not fall (cable_table2_mean): why it does with "
+            "learned weights is not known.",
             "Answers that begin beyond 512 tokens are found by CABLE reading 2,048 tokens (29.2 "
             "and 24.5), hardly by the same model reading the first 128 (6.9 and 7.4), nor by RoPE "
-            "reading all (4.1 and 1.1). The best window of 128 does as well or better, for all "
-            "three, without any extrapolation, at one vector a window.",
+            "reading all (4.1 and 1.1; by its first 128 tokens 4.8 and 7.2). The best window of "
+            "128 does as well or better, for all three, without any extrapolation, at one vector a "
+            "window.",
             "BM25 alone (39 to 71) is far better than all three, and than its rank and a model's "
             "together (25 to 57). At 1x no encoder comes near it (8.2 to 9.7). We suppose that "
             "this is because words of the docstring are often words of the code.",
