@@ -185,8 +185,8 @@ def parse(argv):
                         help="of the matrix: train and score one more model on every task, and "
                              "draw its row beside the committed ones")
     parser.add_argument("--compile", action="store_true",
-                        help="train with torch.compile, which on a CPU needs a C++ compiler: about "
-                             "a fifth faster, the same numbers but for rounding")
+                        help="train with torch.compile, which on a CPU needs a C++ compiler: with "
+                             "some models up to a fifth faster, the same numbers but for rounding")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dry_run", action="store_true",
