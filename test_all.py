@@ -6897,9 +6897,6 @@ def test_tables_of_eval_by_hand():
         dict(name="a-2", model="a", scores=scored(0.625, 0.5, 0.75, 0.25)),
         dict(name="b-1", model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
     heads = ["iid 8", "iid 1,024", "far 8", "far 1,024"]
-    assert cells_of(tables.runs_table(result)) == [
-        ["run", *heads], ["a-1", "50.0", "37.5", "25.0", "12.5"],
-        ["a-2", "62.5", "75.0", "50.0", "25.0"], ["b-1", "50.0", "25.0", "62.5", "50.0"]]
     found = cells_of(tables.lengths_table(result))
     assert found[0] == ["model", "seeds", *heads]
     assert found[1][:4] == ["a", "2", "56.25 ± 8.84", "56.25 ± 26.52"]

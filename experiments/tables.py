@@ -353,20 +353,6 @@ def theorem_table(found):
 # -----------------------------------------------------------------------------
 # eval.py's and bench.py's results
 
-def runs_table(result):
-    """eval.py's scores of a task at several lengths, a row for each run: the first metric, in %."""
-    rows, lengths = [], list(result["runs"][0]["scores"])
-    for r in result["runs"]:
-        cells = []
-        for split in result["splits"]:
-            for T in lengths:
-                found = next(iter(r["scores"][T][split].values()))
-                cells.append(f"{100 * found['value']:.1f}")
-        rows.append([r["name"], *cells])
-    heads = [f"{split} {int(T):,}" for split in result["splits"] for T in lengths]
-    return markdown(["run", *heads], rows)
-
-
 def lengths_table(result):
     """eval.py's scores of a task at several lengths: the first metric, in %."""
     rows = []
