@@ -712,6 +712,7 @@ def main(argv=None):
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
         print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:
+        runs.drop_output()  # a full disk is said once
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; the same command begins or continues it")
