@@ -6898,7 +6898,7 @@ def test_tables_of_eval_by_hand():
         dict(name="b-1", model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
     heads = ["iid 8", "iid 1,024", "far 8", "far 1,024"]
     found = cells_of(tables.lengths_table(result))
-    assert found[0] == ["model", "seeds", *heads]
+    assert found[0] == ["model", "runs", *heads]
     assert found[1][:4] == ["a", "2", "56.25 ± 8.84", "56.25 ± 26.52"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00")
 

@@ -366,7 +366,7 @@ def lengths_table(result):
                 scores = [r["scores"][T][split] for r in found if split in r["scores"].get(T, {})]
                 cells.append(percent([next(iter(s.values())) for s in scores]))
         rows.append([model, len(found), *cells])
-    return markdown(["model", "seeds", *heads], rows)
+    return markdown(["model", "runs", *heads], rows)
 
 
 def papers_table(result):
