@@ -15,7 +15,7 @@ What differs from the paper, and why:
   has them as here
 - Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it
 - the table serves all layers, too, unless share=False (Table 8)
-- backbone: ours, where the paper has GPT-2's
+- backbone: ours, where the paper has GPT-2's (text), Llama's (code) and its release's (counting)
 - what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in experiments/
 """
 import math

@@ -65,7 +65,7 @@ CORPORA = ("stdlib", "packages", *SOURCES)
 PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "mpmath")
 
 # sizes and training of the paper (CABLE, section 4.2), 2^19 tokens a step; small has GPT-2's 12
-# heads, as the paper's 10 do not divide 768
+# heads, as the paper's 10 do not divide 768; medium has 354M parameters, the paper's text 334M
 LARGE = dict(
     block_size=1024, tokenizer="gpt2", max_iters=19073, learning_rate=6e-4, min_lr=6e-5,
     warmup_iters=750, eval_interval=250, eval_iters=50)

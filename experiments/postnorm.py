@@ -2,10 +2,10 @@
 Post-Norm can Resharpen Attention
 
 Random searches over small models (section 5.2, minimal.py), far smaller than the paper's: 1,000 to
-20,000 steps instead of 100,000 to a million, 8 to 25 trials a scheme instead of 100, one Dyck
-language, Tomita strings of 32 tokens. Our copy of the paper has lost its tables and many numbers:
-the ranges of the hyper-parameters are ours, and what a note says. The GPT's weights start as in
-every other file here.
+20,000 steps instead of 100,000 to a million, 8 to 25 trials a scheme instead of 100 (in all, or a
+scheme: it does not say), one Dyck language, Tomita strings of 32 tokens. Our copy of the paper has
+lost its tables and many numbers: the ranges of the hyper-parameters are ours, and what a note says.
+The GPT's weights start as in every other file here.
 """
 from experiments import minimal
 from experiments.minimal import SCHEMES
@@ -84,7 +84,7 @@ SEARCHES = {
                 "so their distances on the right do not compare. Only post is better than no norm "
                 "in all 8 shared trials; its weights were not looked at.",
             ]),
-        paper=dict(trials=100, steps=100000, note="n, length, steps and batch are ours",
+        paper=dict(trials=100, steps=100000, note="n, length, steps, batch and trials are ours",
                    panels=set_panels(128, (64, 2))),
     ),
     "postnorm_fig1": dict(
@@ -118,7 +118,7 @@ SEARCHES = {
                 "12 with samples, by 3 % at most. Why was not looked at.",
             ]),
         paper=dict(
-            trials=100, steps=1000000, note="n, the batch and the lengths above 1 are ours",
+            trials=100, steps=1000000, note="n, batch, trials and the lengths above 1 are ours",
             panels=set_panels(128, (16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 8))),
     ),
     "postnorm_bema": dict(
@@ -143,7 +143,7 @@ SEARCHES = {
                 "are .300 (pre), .138 (pre_final) and .118 (peri). pre_final is better than pre in "
                 "24 of 25 trials, peri than pre_final in 17 (p .11).",
             ]),
-        paper=dict(trials=100, steps=1000000, note="n, the length and the batch are ours",
+        paper=dict(trials=100, steps=1000000, note="n, length, batch and trials are ours",
                    panels=set_panels(128, (16, 4))),
     ),
     "postnorm_fig2": dict(
@@ -156,7 +156,8 @@ SEARCHES = {
                 "is better than no norm in all 8 shared trials, pre in 7 (p .07); peri is better "
                 "than pre in 4. post has the best trial, and a median like no norm's.",
             ]),
-        paper=dict(trials=100, steps=100000, panels=MAX_PANEL),
+        paper=dict(trials=100, steps=100000, panels=MAX_PANEL,
+                   note="width, number of classes, GELU and the lengths read are ours"),
     ),
     "postnorm_fig3": dict(
         about="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond "
@@ -184,7 +185,8 @@ SEARCHES = {
                 "schemes ahead.",
             ]),
         paper=dict(trials=100, steps=100000, panels=tomita_panels(64, 100, 460),
-                   note="steps, trials, batch and the training length are ours"),
+                   note="the model, steps, trials, batch, the training length and how likely a "
+                        "string is to go on are ours"),
     ),
     "postnorm_fig7": dict(
         about="Post-Norm, Figure 7: bounded Dyck languages, ROC AUC of the end, dots beyond the "

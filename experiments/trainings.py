@@ -129,10 +129,7 @@ MEASURED = ("data", "dtype", "split", "tokens", "strided_tokens", "lengths", "sp
 
 
 def training(row, entry, scale, device, run):
-    """
-    out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json. Raises
-    RuntimeError where the runs that are kept were not measured on the same.
-    """
+    """out/{ckpt.pt,eval.json} of one row, made now or already there -> what is in eval.json."""
     folder, first = runs.ROOT / row.out, ""
     if row.first:
         earlier, first = row.first
@@ -149,10 +146,8 @@ def training(row, entry, scale, device, run):
     if not done:
         run(*command)
     found, log = json.loads(evaluated.read_text()), runs.read_log(folder)
-    for key in MEASURED:
-        if "kept" in scale and found.get(key) != scale["kept"].get(key):
-            raise RuntimeError(f"the runs of results/ have another {key} than {row.out}: one table "
-                               "can't have both; without --missing all are made anew")
+    if "kept" in scale:
+        measured_alike(found, scale["kept"], row.out)
     found["environment"] = checkpoint.get("environment", found["environment"])  # the training's
     found["more"] = dict(label=row.label, train_command=shlex.join(start),
                          environment=found["environment"])
@@ -165,6 +160,17 @@ def training(row, entry, scale, device, run):
     losses = [[r["iter"], r["val_loss"]] for r in log if "val_loss" in r]
     found["more"]["fell"] = fell(losses, checkpoint["config"]["max_iters"])
     return found
+
+
+def measured_alike(found, kept, out):
+    """Raises RuntimeError where the runs that are kept were not measured as out's was."""
+    differ = [f"another {key} than" for key in MEASURED if found.get(key) != kept.get(key)]
+    for key in ("by_answer", "by_distance"):
+        if key in found["runs"][0] and not all(key in r for r in kept["runs"]):
+            differ.append(f"no {key}, as has")
+    if differ:
+        raise RuntimeError(f"the runs of results/ have {differ[0]} {out}: one table can't have "
+                           "both; without --missing all are made anew")
 
 
 def fell(losses, steps):
