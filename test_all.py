@@ -7081,10 +7081,11 @@ def test_missing_makes_only_what_a_result_has_not(home, here):
     before = path.read_bytes()
     assert re.search("have another splits than out/flips.cpu/.*: one table can.t have both",
                      reproduce("--missing", code=1)[1])
-    found = dict(runs=[dict(by_answer={})])
-    assert trainings.measured_alike(found, dict(runs=[dict(by_answer={})]), "out/a") is None
-    with pytest.raises(RuntimeError, match="results/ have no by_answer, as has out/a: one table"):
-        trainings.measured_alike(found, dict(runs=[dict(by_answer={}), {}]), "out/a")
+    newer, older = dict(runs=[dict(by_answer={})]), dict(runs=[{}])
+    trainings.measured_alike(newer, newer, "out/a")
+    for found, kept in ((newer, older), (older, newer)):
+        with pytest.raises(RuntimeError, match="results/ have another by_answer than out/a: one"):
+            trainings.measured_alike(found, kept, "out/a")
     here(flips=first | dict(cpu=first["cpu"] | dict(eval="--sequences 30")))
     assert re.search(r"flips.cpu.json is of an older definition \(it has sequences=20, the entry "
                      r"says 30\): without --missing", reproduce("--missing", code=1)[1])

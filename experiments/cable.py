@@ -84,8 +84,8 @@ TABLE2 = {
     "sinusoidal": (13.57, 12.80, 1.03, 0.0, 0.0, 0.0)}
 ENCODERS = ("cable", "alibi", "rope", "learned", "sinusoidal", "nope")
 TUNING = ("trained on MS MARCO with its hard negatives, tested on MLDR; the loss, its temperature, "
-          "the learning rate and its decay are ours, the paper has none; so are gpt2's tokens and "
-          "no dropout")
+          "the learning rate and its decay are ours, the paper has none; so are gpt2's tokens; "
+          "there is no dropout")
 
 
 def encoders(n):

@@ -160,7 +160,7 @@ ENTRIES = {
             "chosen by CABLE and RoPE, and TRA did better at twice it in lm_rates. peri is RoPE "
             "with norms before and after each sublayer; all others are pre-norm.",
         ]),
-        # copying 256 symbols takes CoPE more than 257 positions
+        # one P for all tasks: copying 256 symbols takes more than 257 positions, counting has 513
         paper=dict(tasks=PAPER_TASKS, rows=ROWS | {"cope": ("--model cope --P 513", 1)})),
 }
 

@@ -85,8 +85,8 @@ ENTRIES = {
                 "TRA's paper does not say that its transformer is post-norm and that queries and "
                 "keys are RMS-normalised; its authors' notebook has both.",
                 SETTING,
-                "Seed 1337 of every row was trained uncompiled, on another processor than the "
-                "others.",
+                "Seed 1337 of every row was trained on another processor, uncompiled; of the "
+                "others TRA, CoPE and post-norm FoX were compiled.",
                 "Pre-norm TRA has every string right in five of six runs, at 16 times the training "
                 "length, too (the sixth 97 % of the dense there); post-norm TRA in four of six. "
                 "The other two are of one seed and did not learn the task in 1,000 steps (63 and "
@@ -97,12 +97,12 @@ ENTRIES = {
                 "the sparse strings CABLE has 56 to 100 %, FoX 22 to 93, and CABLE has more in 11 "
                 "of 12 pairs of the same norm and seed (sign test: p .006, if the four norms of a "
                 "seed were independent).",
-                "CoPE (P = 64) has no iid string right at 1,024 tokens, in any norm or seed "
-                "(cope_cut says by which keys it fails). One seed of three had not learned the "
-                "task with post-norm and QK-norm.",
+                "CoPE (P = 64) has no iid string right at 1,024 tokens, in any norm or seed (by "
+                "which keys, cope_cut says for pre-norm without QK-norm). One seed of three had "
+                "not learned the task with post-norm and QK-norm.",
                 "RoPE has no iid string right at 1,024 tokens with QK-norm, in six runs; without "
-                "it .2 to 53 %, more in each of the six pairs (sign test: p .03, if the two norms "
-                "of a seed were independent).",
+                "it .2 to 53 %, more in each of the six pairs, in two by 1 and 2 strings of 500 "
+                "(sign test: p .03, if the two norms of a seed were independent).",
             ]),
         paper=dict(note=NOTEBOOK, train="--data flipflop --size paper", eval="--sequences 10000",
                    rows=norms(2)),
@@ -126,10 +126,10 @@ ENTRIES = {
                      "the keys that pass is the last.",
                      "The paper's smallest models, with one head: one seed of TRA has every string "
                      "right, at all lengths, the two others 29 and 89 % (iid) at the training "
-                     "length; the paper says that it fully generalises (Appendix A). FoX had "
-                     "learned the task in all three seeds (trained later, uncompiled) and has 43 "
-                     "to 61 % of the sparse strings right at 1,024 tokens: it fails there, as the "
-                     "paper says.",
+                     "length; the paper says that it fully generalises (Appendix A). FoX "
+                     "(uncompiled) has learned the task in all three seeds: at the training "
+                     "length, where the paper says that it fails (512 tokens), it has every string "
+                     "right, at 1,024 tokens 43 to 61 % of the sparse.",
                      "Seed 1337 of TRA, which is stuck in tra_norm, is not stuck here: the same "
                      "settings, but compiled (--compile), by later code and on another processor. "
                      "We suppose that another rounding is all it takes.",

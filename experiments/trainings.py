@@ -164,13 +164,13 @@ def training(row, entry, scale, device, run):
 
 def measured_alike(found, kept, out):
     """Raises RuntimeError where the runs that are kept were not measured as out's was."""
-    differ = [f"another {key} than" for key in MEASURED if found.get(key) != kept.get(key)]
+    differ = [key for key in MEASURED if found.get(key) != kept.get(key)]
     for key in ("by_answer", "by_distance"):
-        if key in found["runs"][0] and not all(key in r for r in kept["runs"]):
-            differ.append(f"no {key}, as has")
+        if any((key in r) != (key in found["runs"][0]) for r in kept["runs"]):
+            differ.append(key)
     if differ:
-        raise RuntimeError(f"the runs of results/ have {differ[0]} {out}: one table can't have "
-                           "both; without --missing all are made anew")
+        raise RuntimeError(f"the runs of results/ have another {differ[0]} than {out}: one table "
+                           "can't have both; without --missing all are made anew")
 
 
 def fell(losses, steps):
