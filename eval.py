@@ -34,7 +34,7 @@ BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
 
 
-KINDS = dict(text="text", symbols="a synthetic task", pairs="a search")
+CALLED = dict(text="text", symbols="a synthetic task", pairs="a search")
 
 
 class Run(NamedTuple):
@@ -591,7 +591,7 @@ def main(argv=None):
     for run in loaded:
         name = run.config["data"]
         if runs.kind_of(run.config) != kind:
-            runs.fail(f"{loaded[0].path} was trained on {KINDS[kind]}, {run.path} on {name}: "
+            runs.fail(f"{loaded[0].path} was trained on {CALLED[kind]}, {run.path} on {name}: "
                       "score them one by one")
         if kind == "pairs" and args.data == name:  # its --data is a corpus
             args.data = None
@@ -605,7 +605,7 @@ def main(argv=None):
     for other, (size, _) in runs.SCORED.items():
         for flag in (size, "strided") if other == "text" else (size,):
             if other != kind and getattr(args, flag):
-                runs.fail(f"--{flag} is for {KINDS[other]}; {KINDS[kind]} has --{own}")
+                runs.fail(f"--{flag} is for {CALLED[other]}; {CALLED[kind]} has --{own}")
     if getattr(args, own) is None:
         setattr(args, own, usual)
     evaluate = dict(text=evaluate_text, symbols=evaluate_task, pairs=evaluate_pairs)[kind]

@@ -161,7 +161,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):  # the scripts look for this name; it is a BERT
-    reads_both_ways = True
+    is_encoder = True
 
     def __init__(self, config):
         super().__init__()

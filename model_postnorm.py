@@ -52,7 +52,7 @@ VARIANTS = dict(postnorm=dict(), prenorm=dict(norm="pre"), prefinalnorm=dict(nor
                 periinitnorm=dict(norm="peri_init"))
 
 
-def norm(config, wanted):
+def norm_if(wanted, config):
     return nn.RMSNorm(config.n_embd, eps=1e-8) if wanted else nn.Identity()
 
 
@@ -170,9 +170,9 @@ class Block(nn.Module):
         self.scheme = config.norm
         before = config.norm not in ("output", "post")
         after = config.norm in ("post", "peri", "peri_init")
-        self.before = nn.ModuleList(norm(config, before) for _ in range(2))
-        self.after = nn.ModuleList([norm(config, after or config.norm == "output"),
-                                    norm(config, after)])
+        self.before = nn.ModuleList(norm_if(before, config) for _ in range(2))
+        self.after = nn.ModuleList([norm_if(after or config.norm == "output", config),
+                                    norm_if(after, config)])
 
     def forward(self, x, *args):
         x = residual(x, lambda h: self.attn(h, *args), self.scheme, self.before[0], self.after[0])
@@ -193,9 +193,9 @@ class GPT(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
-        self.ln_0 = norm(config, config.norm == "peri_init")
+        self.ln_0 = norm_if(config.norm == "peri_init", config)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = norm(config, config.norm in ("pre_final", "peri", "peri_init"))
+        self.ln_f = norm_if(config.norm in ("pre_final", "peri", "peri_init"), config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         for module in self.modules():

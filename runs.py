@@ -69,7 +69,7 @@ def in_one_line(kind, error, trace):
 
 
 def drop_output():
-    """What stdout could not take is not tried once more."""
+    """stdout to nowhere where it takes no more: Python would flush it at exit, and fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -176,8 +176,8 @@ def make_task(config, kept=()):
 
 
 def is_encoder(model):
-    """Of a model, or its class."""
-    return getattr(model, "reads_both_ways", False)
+    """Of a model, or its class: whether a token sees later ones, too."""
+    return getattr(model, "is_encoder", False)
 
 
 def new_cache(model, size):
@@ -723,8 +723,9 @@ def shapes(config):
 
 def check_text(path, checkpoint, flag=""):
     """
-    The path of a text that a checkpoint names is followed where this text was prepared here before,
-    with the same tokens. Else the user has to name it, by the caller's flag, if there is one.
+    Fails unless the text that a checkpoint names is a known corpus, or was prepared here with the
+    same tokens: a foreign checkpoint must not make us read any path. `flag` is the caller's flag by
+    which the user may name the text instead.
     """
     config = checkpoint["config"]
     kind_of(config)  # a task that is gone ends here
@@ -742,7 +743,7 @@ def check_text(path, checkpoint, flag=""):
 
 
 def check_source(path, checkpoint, task, flag=""):
-    """A task's text is the one that the run was trained on: else what it learned may be tested."""
+    """Fails if the text has changed: what the run was trained on may be in the test split now."""
     if checkpoint["source"] != task.source:
         config = checkpoint["config"]
         where = config[text_flag(config)]
@@ -763,6 +764,12 @@ def load_weights(model, checkpoint, path):
     except RuntimeError:
         fail(f"the weights in {path} do not fit --model {checkpoint['config']['model']}: "
              "they are another model's, or the model file has changed since")
+
+
+def update_ema(bema, model, t, config):
+    """EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, with beta_t = (rho + t)^-kappa."""
+    for name, p in model.named_parameters():
+        bema["ema"][name].lerp_(p.detach(), (config["rho"] + t) ** -config["kappa"])
 
 
 def bema_weights(weights, bema, t, config):

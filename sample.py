@@ -25,28 +25,23 @@ BEST = 10     # files that a search names
 
 
 @torch.no_grad()
-def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=None, cached=True):
+def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, vocab_size=None):
     """
     idx (B, T) prompt -> yields max_new_tokens times the next token ids (B, 1). temperature 0 is
-    greedy; top_k 0 is no limit; vocab_size leaves out padding tokens. cached=False runs the whole
-    text again for every token, which the tests compare.
+    greedy; top_k 0 is no limit; vocab_size leaves out padding tokens.
     """
-    cache = runs.new_cache(model, idx.size(1) + max_new_tokens) if cached else None
-    new, text = idx, idx
+    cache = runs.new_cache(model, idx.size(1) + max_new_tokens)
     for _ in range(max_new_tokens):
-        logits = read(model, new, cache) if cached else model(text)[0]
-        logits = logits[:, -1, :vocab_size].float()
+        logits = read(model, idx, cache)[:, -1, :vocab_size].float()
         if temperature == 0:
-            new = logits.argmax(-1, keepdim=True)
+            idx = logits.argmax(-1, keepdim=True)
         else:
             logits = (logits - logits.max()) / temperature
             if top_k:
                 kept = logits.topk(min(top_k, logits.size(-1))).values
                 logits[logits < kept[:, -1:]] = float("-inf")
-            new = torch.multinomial(logits.softmax(-1), 1)
-        yield new
-        if not cached:
-            text = torch.cat((text, new), 1)
+            idx = torch.multinomial(logits.softmax(-1), 1)
+        yield idx
 
 
 def read(model, idx, cache):
@@ -122,7 +117,7 @@ def write(model, idx, prompt, encoding, args):
 
 
 def search(model, path, config, checkpoint, prompt, where, device, context):
-    """The ten files that answer the prompt best: cosine of the whole, and where it is highest."""
+    """Print the files whose vectors are nearest to the prompt's, each with its best window."""
     if prompt is None or where is None:
         runs.fail(f"{path} is an encoder, which writes no text: give it a --prompt to answer, and "
                   "a file or folder to search with --data")

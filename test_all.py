@@ -818,8 +818,17 @@ def test_cached_decoding_equals_the_full_forward(name):
         close(torch.cat(pieces, 1), full, 1e-3 * full.abs().max().item())
         if name != "label":  # without a cache every forward draws its labels anew
             fast = list(sample.generate(model, idx[:1, :6], T - 6, temperature=0))
-            slow = list(sample.generate(model, idx[:1, :6], T - 6, temperature=0, cached=False))
-            assert torch.equal(torch.cat(fast, 1), torch.cat(slow, 1))
+            slow = written_without_a_cache(model, idx[:1, :6], T - 6, temperature=0)
+            assert torch.equal(torch.cat(fast, 1), slow)
+
+
+def written_without_a_cache(model, idx, n, **how):
+    """What sample.generate would write if it read the whole text again for every token."""
+    text = idx
+    for _ in range(n):
+        new, = sample.generate(model, text, 1, **how)
+        text = torch.cat((text, new), 1)
+    return text[:, idx.size(1):]
 
 
 def test_a_label_cache_announces_its_length():
@@ -2932,7 +2941,7 @@ def test_max_retrieval_task():
 
 
 TASKS = [name for name in data.with_a_file()
-         if data.find(name).kind == "symbols" and not data.find(name).both_ways]
+         if data.find(name).kind == "symbols" and not data.find(name).for_encoders]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -4458,26 +4467,23 @@ def test_sampling_with_a_cache_is_sampling_without():
     for name in ("cable", "rope"):
         model, idx = make(name), torch.randint(0, 61, (1, 5))
         for how in (dict(temperature=0), dict(temperature=1.0, top_k=7, vocab_size=50)):
-            drawn = []
-            for cached in (True, False):
-                torch.manual_seed(3)
-                new = list(sample.generate(model, idx, 30, cached=cached, **how))
-                drawn.append(torch.cat(new, 1).tolist())
-            assert drawn[0] == drawn[1]
-            assert how["temperature"] == 0 or max(drawn[0][0]) < 50
-            assert how["temperature"] > 0 or len(set(drawn[0][0])) > 1
+            torch.manual_seed(3)
+            drawn = torch.cat(list(sample.generate(model, idx, 30, **how)), 1)
+            torch.manual_seed(3)
+            assert torch.equal(drawn, written_without_a_cache(model, idx, 30, **how))
+            assert how["temperature"] == 0 or drawn.max() < 50
+            assert how["temperature"] > 0 or len(drawn.unique()) > 1
 
 
-def test_what_is_sampled_follows_the_temperature_and_top_k():
+def test_what_is_sampled_follows_the_temperature_and_top_k(monkeypatch):
     logits = torch.tensor([0.0, 1, 2, 3])
-
-    def model(idx):
-        return logits.expand(*idx.shape, 4), None
+    monkeypatch.setattr(runs, "new_cache", lambda model, size: None)
+    monkeypatch.setattr(sample, "read", lambda model, idx, cache: logits.expand(*idx.shape, 4))
     torch.manual_seed(0)
     idx = torch.zeros(4000, 1, dtype=torch.long)
     for how, p in ((dict(temperature=2.0), (logits / 2).softmax(-1)),
                    (dict(top_k=2), torch.tensor([0, 0, 1, math.e]) / (1 + math.e))):
-        new, = sample.generate(model, idx, 1, cached=False, **how)
+        new, = sample.generate(None, idx, 1, **how)
         close(new.flatten().bincount(minlength=4) / 4000, p, 0.04)
         assert new.min() >= (2 if "top_k" in how else 0)
 
@@ -5096,6 +5102,37 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(home):
     command(home, "train.py", *flags, "--out_dir", "run")
     assert set(losses(home / "run")[0]) == {1, 2} and losses(home / "run")[0][1] != 9
     assert "already holds a run" in complaint(home, "train.py", *flags, "--out_dir", "run")
+
+
+def test_a_checkpoint_without_its_log_is_not_overwritten(home, trained):
+    flags = "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    for out in ("run", "out/cable-notes-nano"):
+        (home / out).mkdir(parents=True)
+        shutil.copy(trained / "cable" / "ckpt.pt", home / out)
+    assert "already holds a run" in complaint(home, "train.py", *flags, "--out_dir", "run")
+    command(home, "train.py", "--model", "cable", *flags)
+    for out in ("run", "out/cable-notes-nano"):
+        assert [path.name for path in (home / out).iterdir()] == ["ckpt.pt"]
+        assert (home / out / "ckpt.pt").read_bytes() == (trained / "cable/ckpt.pt").read_bytes()
+    assert (home / "out/cable-notes-nano-2/ckpt.pt").exists()
+
+
+def test_a_model_whose_positions_end_is_trained_and_evaluated_without_an_error(home):
+    out, err = command(home, "train.py", "--model", "learned", "--data", "notes", "--max_iters", 1,
+                       *TINY_FLAGS)
+    assert "learned positions end at block_size=16; 17 tokens do not fit" in out + err
+    assert (home / "out/learned-notes-nano/eval.json").exists()
+
+
+@pytest.mark.parametrize("model", ["learned", "relative"])
+def test_a_table_of_positions_cannot_begin_with_one_of_another_length(home, trained, model):
+    flags = "--model", model, "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", *flags, "--out_dir", "run")
+    said = complaint(home, "train.py", *flags, "--block_size", 8, "--init_from", "run")
+    assert "--init_from run: its block_size is 16, the new run's 8" in said
+    said = complaint(home, "train.py", *flags, "--block_size", 8, "--n_embd", 32, "--init_from",
+                     "run")
+    assert "--init_from run: its n_embd is 16, the new run's 32" in said
 
 
 DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2, longest=32,
@@ -5768,6 +5805,20 @@ def test_a_bad_task_in_one_line(tasks, home, change, says):
     words = "train.py", "--model", "cable", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     assert says in complaint(home, *words, "--data", "bad")
     command(home, *words, "--data", "flipflop")  # nobody else is disturbed
+
+
+def test_a_task_whose_checkpoints_could_not_be_loaded_does_not_train(tasks, home):
+    begin = "    def begin(self, model):\n        self.kept = dict(table=model.wte.weight)\n"
+    write_task(tasks, "keeper", f"{PARITY}\n{begin}")
+    said = complaint(home, "train.py", "--data", "keeper", "--max_iters", 1, *TINY_FLAGS)
+    assert "what --data keeper keeps as 'table' has to be an int64 tensor" in said
+    assert not (home / "out").exists()
+
+
+def test_a_task_may_have_a_field_of_any_name(tasks, home):
+    write_task(tasks, "seer", PARITY.replace("vocab_size = 2", "vocab_size = 2\n    seen: int = 2"))
+    command(home, "train.py", "--data", "seer", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
+            "--seen", 3)
 
 
 def test_a_task_may_have_a_dash_in_its_name(tasks):
@@ -7791,7 +7842,7 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, ho
                 max_iters=2, eval_interval=2, eval_iters=1, gradient_accumulation_steps=1)
     if data.find(c.data).kind == "text":
         less |= dict(data="notes", tokenizer="bytes")
-    if data.find(c.data).both_ways:
+    if data.find(c.data).for_encoders:
         less |= dict(corpus=str(write_package(home) / "library"), tokenizer="bytes")
         less |= dict(query_size=T) if "query_size" in c else {}
     if "max_ops" in c:

@@ -136,7 +136,7 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    if getattr(module.GPT, "reads_both_ways", False) != task.both_ways:
+    if getattr(module.GPT, "is_encoder", False) != task.for_encoders:
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
@@ -179,8 +179,8 @@ def fresh(argv):
 def wrong_direction(name, task):
     """An encoder would see the next token, and a causal model no later one, in the wrong task."""
     names = [name for name, (module, _) in runs.models().items()
-             if runs.is_encoder(module.GPT) == task.both_ways]
-    kind = "an encoder, which reads both ways" if task.both_ways else "a causal model"
+             if runs.is_encoder(module.GPT) == task.for_encoders]
+    kind = "an encoder, which reads both ways" if task.for_encoders else "a causal model"
     runs.fail(f"{name} needs {kind}: choose from {', '.join(names)}")
 
 
@@ -232,7 +232,7 @@ def resume(argv):
 
 
 def check_rules(c, resuming):
-    """What no run, or no new one, can mean fails in one line."""
+    """A setting out of its range fails in one line."""
     for name, value in vars(c).items():
         if not isinstance(value, str | int | float):
             runs.fail(f"{name}={value}: a setting has to be a string, a number, True or False; "
@@ -306,7 +306,7 @@ def validate(model, task, c, device, context):
     return found
 
 
-def evaluate(model, state, task, c, device, context, log):
+def validate_and_log(model, state, task, c, device, context, log):
     """Validate the last weights, and their BEMA where it is kept. -> whether they are the best."""
     it, bema = state["iter"], state.get("bema")
     found = validate(model, task, c, device, context)
@@ -332,7 +332,7 @@ def evaluate(model, state, task, c, device, context, log):
 
 
 def final_evaluation(out, c, task):
-    """eval.py, and sample.py on text, each in a process of its own. -> their exit code."""
+    """eval.py, and sample.py on text, each in a process of its own. -> eval.py's exit code."""
     more = []
     for name in ("device", "dtype", "kernel"):
         if getattr(c, name) != "auto":
@@ -345,9 +345,8 @@ def final_evaluation(out, c, task):
         enough *= c.block_size
     less = [f"--{flag}", enough] if enough < usual else []
     failed = runs.script("eval.py", out, *less, *more)
-    if task.kind == "text":
-        unwritten = runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
-        failed = failed or unwritten
+    if task.kind == "text":  # an encoding that ends writes until it does
+        runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
     return failed
 
 
@@ -414,13 +413,19 @@ def task_and_model(c, module, checkpoint, device):
         if not x.is_floating_point() or not x.isfinite().all():
             runs.fail(f"{name} of --model {c.model} has to be finite floats. A buffer can be left "
                       "out of checkpoints: register_buffer(..., persistent=False)")
+    for name, x in task.kept.items():
+        if getattr(x, "dtype", None) != torch.int64:
+            runs.fail(f"what --data {c.data} keeps as {name!r} has to be an int64 tensor")
     return task, model
 
 
 def begin_with(model, first, c):
     """The weights of the run `first` into a new one of the same model and tokens."""
-    free = {"dropout"} if "wpe.weight" in model.state_dict() else {"dropout", "block_size"}
-    for name, theirs in first["config"].items():
+    shapes = [{name: x.shape for name, x in weights.items()}
+              for weights in (model.state_dict(), first["model"])]
+    free = {"dropout", "block_size"} if shapes[0] == shapes[1] else {"dropout"}
+    # block_size last: it is to blame where nothing else is
+    for name, theirs in sorted(first["config"].items(), key=lambda kv: kv[0] == "block_size"):
         ours = getattr(model.config, name, theirs)
         if name in ("model", "tokenizer"):
             ours = getattr(c, name, theirs)
@@ -430,7 +435,7 @@ def begin_with(model, first, c):
 
 
 def load_optimizer(optimizer, checkpoint, out):
-    """Its state alone: what it does follows from the settings."""
+    """Its moments and step counts; learning rate, betas and decay come from the settings."""
     groups = optimizer.state_dict()["param_groups"]
     try:
         optimizer.load_state_dict(dict(state=checkpoint["optimizer"]["state"], param_groups=groups))
@@ -443,8 +448,8 @@ def load_optimizer(optimizer, checkpoint, out):
 
 def another_folder(out, c):
     """
-    The usual folder holds a run: the first free of out-2, out-3, ... A folder named by --out_dir is
-    an error instead, unless its run ended before its first checkpoint: then it starts again.
+    The usual folder is in use: the first free of out-2, out-3, ... A folder named by --out_dir that
+    has a checkpoint is an error; without one its run ended before the first, and starts again.
     """
     if c.out_dir and (out / "ckpt.pt").exists():
         runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
@@ -455,20 +460,15 @@ def another_folder(out, c):
         other = out.with_name(f"{out.name}-{n}")
         other.mkdir(exist_ok=True)
         try:
-            (other / "log.jsonl").touch(exist_ok=False)
-            return other
+            if not (other / "ckpt.pt").exists():
+                (other / "log.jsonl").touch(exist_ok=False)
+                return other
         except FileExistsError:
             continue
 
 
 def copy_weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def average(bema, model, t, c):
-    """EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, with beta_t = (rho + t)^-kappa."""
-    for name, p in model.named_parameters():
-        bema["ema"][name].lerp_(p.detach(), (c.rho + t) ** -c.kappa)
 
 
 # -----------------------------------------------------------------------------
@@ -563,6 +563,8 @@ def main(argv=None):
         out = Path(c.out_dir or os.path.relpath(usual))
         out.mkdir(parents=True, exist_ok=True)
         try:
+            if (out / "ckpt.pt").exists():  # whose log may be gone
+                raise FileExistsError
             (out / "log.jsonl").touch(exist_ok=False)
         except FileExistsError:
             out = another_folder(out, c)
@@ -627,21 +629,21 @@ def main(argv=None):
         optimizer.zero_grad(set_to_none=True)
         state["iter"] = it + 1
         if c.bema:
-            average(state["bema"], raw_model, it + 1, c)
+            runs.update_ema(state["bema"], raw_model, it + 1, vars(c))
 
         # log
         stopping = agreed(stop, device)
-        evaluating = (it + 1) % c.eval_interval == 0 or it + 1 == c.max_iters
-        if (it + 1) % c.log_interval == 0 or evaluating or stopping:
+        validating = (it + 1) % c.eval_interval == 0 or it + 1 == c.max_iters
+        if (it + 1) % c.log_interval == 0 or validating or stopping:
             logged, clock = report(state, c, loss, lr, x.size(1), clock, logged, log)
 
-        # evaluation
+        # validation
         best = False
-        if evaluating:
-            best = evaluate(raw_model, state, task, c, device, context, log)
+        if validating:
+            best = validate_and_log(raw_model, state, task, c, device, context, log)
 
         # saving
-        if (evaluating or stopping) and not rank:
+        if (validating or stopping) and not rank:
             save(out, best, raw_model, optimizer, state)
             clock = time.time()  # the time until here was not training
         if stopping:

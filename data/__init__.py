@@ -24,8 +24,8 @@ KINDS = ("text", "symbols", "numbers", "pairs")
 class Task:
     """
     The contract. A task is a file data/NAME.py with a class Task, asked for as --data NAME. It must
-    have `batch` and `vocab_size`; what else it leaves out is as written here, and the scripts use
-    nothing but these members.
+    have `batch` and `vocab_size`; what else it leaves out is as written here. Of symbols the
+    scripts use nothing but these members; text.py and retrieval.py have more.
 
     A field, which is a member with a type, is also a flag of train.py, its comment the flag's help.
     Settings that do not fit raise ValueError, one line for the user, in __post_init__.
@@ -48,9 +48,9 @@ class Task:
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     stretches = True           # whether a larger block_size makes the sequences longer
     source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
-    both_ways = False          # whether its models are encoders, which see later tokens, too
-    kept = {}                  # {name: tensor} of what a checkpoint keeps for the task, so that it
-    #     can be used, continued and built upon without the text that it was made from
+    for_encoders = False       # whether its models see later tokens, too (model_bert.py)
+    kept = {}                  # {name: int64 tensor} of what a checkpoint keeps for the task, so
+    #     that it can be used, continued and built upon without the text that it was made from
 
     # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix, if it
     #     is known: gives the total variation distance by position
@@ -66,7 +66,7 @@ class Task:
     distance = None
     # loss(model, x, y) -> what training minimises, a scalar; else it is the model's own loss
     loss = None
-    # begin(model), before the first step of a new run, with its first weights; may add to `kept`
+    # begin(model), before the first step of a new run, with its first weights; may set `self.kept`
     begin = None
 
     @functools.cached_property
@@ -85,7 +85,10 @@ class Task:
 
     @staticmethod
     def was_prepared(config, source):
-        """Whether what a flat config was trained on, of this `source`, is made by name or here."""
+        """
+        Whether the text of a checkpoint's config may be opened unasked: a corpus known by its name,
+        or a text prepared on this machine, whose sha256 is `source`.
+        """
         return True
 
     def score(self, logits, x, y):
@@ -188,11 +191,11 @@ class BrokenTask(Exception):
 
 
 def checked(check, function):
-    """A task's batch or score, whose results are checked: of a task, of each split, the first."""
+    """A task's batch or score that checks its first result, of batch for each split and size."""
     @functools.wraps(function)
     def wrapped(self, first, *rest):
         found = function(self, first, *rest)
-        seen = vars(self).setdefault("seen", set())
+        seen = vars(self).setdefault("_checked", set())
         about = f"batch({first!r}, {rest[0]}, rng)" if check is check_batch else "score"
         if about not in seen:
             wrong = check(self, found, rest[0])

@@ -203,7 +203,7 @@ class CutTask(tasks.Task):
     A task of encoders, on the `max_vocab` commonest tokens of its stream(), or on the vocabulary
     that a checkpoint has kept: what was learned is of use only with the tokens it was learned on.
     """
-    both_ways = True
+    for_encoders = True
 
     def stream(self):
         """The tokens to count, (N,) uint16."""

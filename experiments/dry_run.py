@@ -68,7 +68,7 @@ def of_training(words, evaluation_words):
     config.pop("vocab_size", None)  # a class's default: the task has it
     if data.find(c.data).kind == "text":  # whose tokens need not be here yet
         config["vocab_size"] = text.VOCABULARY[c.tokenizer]
-    elif data.find(c.data).both_ways:  # nor those of encoders
+    elif data.find(c.data).for_encoders:  # nor those of encoders
         config["vocab_size"] = text.UNK + 1 + c.max_vocab
     else:
         for T in [c.block_size, *(asked.lengths or [])]:

@@ -51,8 +51,8 @@ def attend(plain, *args):
 def faster(plain, *args):
     """
     -> the function that attend would run instead of plain, or None. It was compared with plain for
-    this device, dtype, kind of options, and length up to a power of 2: a window of 512 tokens, say,
-    is full attention until there are more.
+    this device, dtype, kind of options, and length, rounded up to a power of 2: that an edited
+    file sees a window of 512 tokens, say, shows only in longer texts.
     """
     q, k, _, *options = args
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
