@@ -19,6 +19,7 @@ What a model attends to and counts is drawn by maps.py.
 import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -98,18 +99,28 @@ def panels(columns, width, height, rows=1, sharey="row"):
 
 
 MOST_LINES = 10  # beyond, they cannot be told apart
+# a method has one colour in every figure
+COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
+              fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
+              relative="tab:olive", diff="tab:cyan")
+OTHERS = ("navy", "gold", "deeppink", "darkgreen", "lightsalmon", "teal", "indigo", "yellowgreen")
 
 
 def looks(labels):
-    """{label: how its line looks}, all different; the first is bold and black."""
-    found = {}
+    """{label: how its line looks}, all different: the method's colour, the first line bold."""
+    found, others = {}, itertools.cycle(OTHERS)
     for n, label in enumerate(labels):
-        color = plt.cm.tab10((n - 1) % 10)
-        found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[(n - 1) // 10 % 3])
+        color = color_of(label) or next(others)
+        alike = sum(look["color"] == color for look in found.values())
+        found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[alike % 3])
         found[label]["marker"] = "osD^vP*X<>ph"[n % 12]
-    first = next(iter(labels))
-    found[first] |= dict(color="black", lw=2.6, ls="-", zorder=3)
+    found[next(iter(labels))] |= dict(lw=2.6, zorder=3)
     return found
+
+
+def color_of(label):
+    """The colour of the method that a label begins with, or None."""
+    return COLORS.get(re.split(r"\W", label)[0])
 
 
 def draw(ax, curves, look):
@@ -221,7 +232,7 @@ def lengths(args):
         return perplexity_dots(args, data, groups)
     look = looks(groups)
     for label, lines in committed(data).items():
-        groups[label], look[label] = lines, look[next(iter(look))] | COMMITTED
+        groups[label], look[label] = lines, COMMITTED | dict(color=color_of(label))
     titles = dict(perplexity=f"{data['tokens']:,} tokens, the same at every length")
     if any("strided" in lines for lines in groups.values()):
         titles["strided"] = (f"{data['strided_tokens']:,} tokens, each with half a window\n"
@@ -311,7 +322,7 @@ def committed(data):
     return read(path, parse) if path.exists() else {}
 
 
-COMMITTED = dict(color="tab:red", lw=1.8, ls="--", marker="s", zorder=2)
+COMMITTED = dict(lw=1.8, ls="--", marker="s", zorder=2)
 
 
 def perplexity_axis(ax, ys):
@@ -924,7 +935,9 @@ def attention(args):
     for name in names:
         method, _, way = name.partition(": ")
         style = ("-", "--", ":", "-.", (0, (1, 0.6)))[ways.index(way) % 5]
-        look[name] |= dict(color=plt.cm.tab10(methods.index(method) % 10), ls=style, lw=1.5)
+        style = style if len(ways) > 1 else look[name]["ls"]
+        color = color_of(method) or OTHERS[methods.index(method) % len(OTHERS)]
+        look[name] |= dict(color=color, ls=style, lw=1.5)
     measured = {key for rows in found.values() for row in rows.values() for key in row}
     kinds = [kind for kind in ("forward", "both") if f"{kind}_of_sdpa" in measured]
     if not kinds:
