@@ -12,12 +12,15 @@ length scores the same tokens**. In longer windows fewer tokens have little cont
 make the curve fall; --strided removes that. A task's sequences are drawn anew, the same for every
 model, each number with its 95 % interval. Writes a JSON and a figure.
 """
+import itertools
 import math
+import re
 import shlex
 import signal
 import sys
 import textwrap
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -420,9 +423,9 @@ def best_window(scores, of, N):
 def summary(places, of, seed):
     """Places (Q,) of the right documents `of` -> {metric: dict(value, low, high)}."""
     found = {}
-    measures = {"ndcg@10": data.ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
+    measures = {"ndcg@10": ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
     for name, values in measures.items():
-        low, high = data.bootstrap(np.asarray(values, float), of, seed)
+        low, high = bootstrap(np.asarray(values, float), of, seed)
         found[name] = dict(value=float(np.mean(values)), low=low, high=high)
     return found
 
@@ -452,14 +455,14 @@ def evaluate_pairs(args, loaded, device, context, words):
     if not len(some):
         runs.fail(f"no query of {split} is answered in the first {lengths[-1]} tokens")
     queries, of, at = [queries[n] for n in some], of[some], at[some]
-    chance = float(data.ndcg(np.arange(1, len(documents) + 1)).mean())
+    chance = float(ndcg(np.arange(1, len(documents) + 1)).mean())
     print(f"nDCG@10 in % (chance {100 * chance:.1f}): {len(queries):,} queries, "
           f"{len(documents):,} documents of {tasks[0].corpus} ({split}), cut to length; {words}")
 
-    asked, bm25 = [data.words(text) for text in tasks[0].read(queries)], {}
+    asked, bm25 = [words_of(text) for text in tasks[0].read(queries)], {}
     for L in lengths:
         texts = tasks[0].read([tokens[:L] for tokens in documents])
-        bm25[L] = data.bm25(asked, [data.words(text) for text in texts])
+        bm25[L] = bm25_scores(asked, [words_of(text) for text in texts])
     width = max(len(run.name) + len("  windows_bm25") for run in loaded)
     print(" " * width + "".join(f"{L:>10,}" for L in lengths))
     rows = []
@@ -499,7 +502,7 @@ def search(run, task, documents, queries, of, bm25, device, context):
             if name in found:
                 found[f"{name}_bm25"] = reciprocal_rank(found[name]) + lexical
         for reading, score in found.items():
-            places[reading][L] = data.ranks(score, of)
+            places[reading][L] = ranks(score, of)
     return places
 
 
@@ -520,9 +523,65 @@ def by_evidence(places, at, T):
     first = places["whole"].get(T)
     known = {name: rank[L] for name, rank in places.items() if L in rank}
     for name, rank in (known | ({} if first is None else dict(first=first))).items():
-        value = data.ndcg(rank)
+        value = ndcg(rank)
         found[name] = [float(value[these].mean()) if these.any() else None for these in of_bin]
     return found
+
+
+def ranks(scores, answer):
+    """
+    scores (Q, N) of N documents for Q queries, answer (Q,) -> (Q,), at which place from 1 the right
+    document comes. Of documents with the same score the right one comes last.
+    """
+    own = scores[np.arange(len(answer)), answer]
+    return (scores >= own[:, None]).sum(1)
+
+
+def ndcg(places, k=10):
+    """nDCG@k of queries with one right document each, at places (Q,) from 1 -> (Q,)."""
+    return np.where(places <= k, 1 / np.log2(1 + places), 0)
+
+
+def bootstrap(values, groups, seed=0, times=1000):
+    """
+    The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
+    drawn anew: the queries of one document are not independent.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    total, size = np.bincount(group, values), np.bincount(group)
+    drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
+    low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def words_of(text):
+    """The words of a text as a search engine takes them: lower case, readLine is two."""
+    parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
+    return re.findall(r"[^\W\d_]+|\d+", parts.lower())
+
+
+def bm25_scores(queries, documents, k1=1.2, b=0.75):
+    """
+    Okapi BM25 (Robertson and Zaragoza, 2009): lists of words -> scores (Q, N). What most search
+    engines rank by: how often a document has the query's words, rare words counting more.
+    """
+    terms = {}
+    for word in itertools.chain(*queries):
+        terms.setdefault(word, len(terms))
+    count = np.zeros((len(documents), len(terms)), np.float32)
+    for row, document in zip(count, documents):
+        for word, n in Counter(document).items():
+            if word in terms:
+                row[terms[word]] = n
+    length = np.array([len(document) for document in documents])[:, None]
+    has = (count > 0).sum(0)
+    idf = np.log(1 + (len(documents) - has + 0.5) / (has + 0.5))
+    weight = count * (k1 + 1) / (count + k1 * (1 - b + b * length / max(length.mean(), 1))) * idf
+    asked = np.zeros((len(queries), len(terms)), np.float32)
+    for row, query in zip(asked, queries):
+        for word, n in Counter(query).items():
+            row[terms[word]] = n
+    return asked @ weight.T
 
 
 # -----------------------------------------------------------------------------

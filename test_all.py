@@ -3410,23 +3410,24 @@ def test_a_hard_negative_is_another_place_of_the_file(library):
 
 def test_ranking_by_a_worked_example():
     scores = np.array([[0.1, 0.9, 0.5], [0.3, 0.3, 0.2], [0.0, 0.2, 0.1]])
-    places = data.ranks(scores, np.array([2, 0, 0]))
+    places = evaluation.ranks(scores, np.array([2, 0, 0]))
     assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
-    assert data.ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
-    assert data.ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
+    ndcg = evaluation.ndcg
+    assert ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
+    assert ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
     got = evaluation.reciprocal_rank(np.array([[0.1, 0.9, 0.5]]))
     assert got.tolist() == [[1 / 63, 1 / 61, 1 / 62]]
     halves = np.repeat([0.0, 1.0], 200)
-    low, high = data.bootstrap(halves, np.arange(400))
+    low, high = evaluation.bootstrap(halves, np.arange(400))
     assert 0.44 < low < 0.46 and 0.54 < high < 0.56
-    assert data.bootstrap(np.ones(9), np.arange(9) // 3) == (1, 1)
-    low, high = data.bootstrap(halves, np.arange(400) // 20)  # as 20 queries, not 400
+    assert evaluation.bootstrap(np.ones(9), np.arange(9) // 3) == (1, 1)
+    low, high = evaluation.bootstrap(halves, np.arange(400) // 20)  # as 20 queries, not 400
     assert 0.25 < low < 0.35 and 0.65 < high < 0.75
 
 
 def test_bm25_by_a_worked_example():
     documents = [["cat", "sat", "cat"], ["dog", "sat"], ["dog"]]
-    got = data.bm25([["cat"], ["sat", "dog", "dog"], ["bird"]], documents)
+    got = evaluation.bm25_scores([["cat"], ["sat", "dog", "dog"], ["bird"]], documents)
     idf = {word: math.log(1 + (3 - n + 0.5) / (n + 0.5)) for word, n in
            (("cat", 1), ("sat", 2), ("dog", 2))}
 
@@ -3436,7 +3437,7 @@ def test_bm25_by_a_worked_example():
             [idf["sat"] * weight(1, 3), (idf["sat"] + 2 * idf["dog"]) * weight(1, 2),
              2 * idf["dog"] * weight(1, 1)], [0, 0, 0]]
     assert np.allclose(got, want, atol=1e-6)
-    assert data.words("readLine(read_line2)") == ["read", "line", "read", "line", "2"]
+    assert evaluation.words_of("readLine(read_line2)") == ["read", "line", "read", "line", "2"]
 
 
 def test_windows_and_where_the_answer_begins():
@@ -3483,7 +3484,7 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     command(library, "train.py", "--data", "retrieval", *ENCODER_FLAGS, "--query_size", 16,
             "--max_iters", 1, "--no-evaluate", "--out_dir", "r")
     asked, grouped = [], []
-    search, bootstrap = evaluation.search, data.bootstrap
+    search, bootstrap = evaluation.search, evaluation.bootstrap
 
     def noted(*args):
         asked.append(args)
@@ -3493,7 +3494,7 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
         grouped.append(groups)
         return bootstrap(values, groups, seed)
     monkeypatch.setattr(evaluation, "search", noted)
-    monkeypatch.setattr(data, "bootstrap", by)
+    monkeypatch.setattr(evaluation, "bootstrap", by)
     command(library, "eval.py", "r", "--lengths", 32, 512, "--queries", 4, "--split", "train",
             draw=True)
     (_, task, documents, queries, of, bm25, *_), = asked
@@ -3501,10 +3502,11 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     pairs = {(tuple(text), n) for text, n in zip(map(np.ndarray.tolist, every), its.tolist())}
     drawn = {(tuple(text.tolist()), n) for text, n in zip(queries, of.tolist())}
     assert drawn <= pairs and len(queries) == 4 and len({n for _, n in pairs}) > 1
-    words = [data.words(text) for text in task.read(queries)]
+    words = [evaluation.words_of(text) for text in task.read(queries)]
     for L in (32, 512):
-        cut = [data.words(text) for text in task.read([tokens[:L] for tokens in documents])]
-        assert np.array_equal(bm25[L], data.bm25(words, cut))
+        texts = task.read([tokens[:L] for tokens in documents])
+        cut = [evaluation.words_of(text) for text in texts]
+        assert np.array_equal(bm25[L], evaluation.bm25_scores(words, cut))
     assert all(np.array_equal(groups, of) for groups in grouped)
     assert "must be multiples of the training length, 32" in complaint(
         library, "eval.py", "r", "--lengths", 33)

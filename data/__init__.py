@@ -6,11 +6,8 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import itertools
 import os
-import re
 import warnings
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -283,59 +280,3 @@ def binned(values, edges):
         warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
         means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]
         return np.stack(means, -1)
-
-
-def ranks(scores, answer):
-    """
-    scores (Q, N) of N documents for Q queries, answer (Q,) -> (Q,), at which place from 1 the right
-    document comes. Of documents with the same score the right one comes last.
-    """
-    own = scores[np.arange(len(answer)), answer]
-    return (scores >= own[:, None]).sum(1)
-
-
-def ndcg(places, k=10):
-    """nDCG@k of queries with one right document each, at places (Q,) from 1 -> (Q,)."""
-    return np.where(places <= k, 1 / np.log2(1 + places), 0)
-
-
-def bootstrap(values, groups, seed=0, times=1000):
-    """
-    The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
-    drawn anew: the queries of one document are not independent.
-    """
-    _, group = np.unique(groups, return_inverse=True)
-    total, size = np.bincount(group, values), np.bincount(group)
-    drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
-    low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
-    return float(low), float(high)
-
-
-def words(text):
-    """The words of a text as a search engine takes them: lower case, readLine is two."""
-    parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
-    return re.findall(r"[^\W\d_]+|\d+", parts.lower())
-
-
-def bm25(queries, documents, k1=1.2, b=0.75):
-    """
-    Okapi BM25 (Robertson and Zaragoza, 2009): lists of words -> scores (Q, N). What most search
-    engines rank by: how often a document has the query's words, rare words counting more.
-    """
-    terms = {}
-    for word in itertools.chain(*queries):
-        terms.setdefault(word, len(terms))
-    count = np.zeros((len(documents), len(terms)), np.float32)
-    for row, document in zip(count, documents):
-        for word, n in Counter(document).items():
-            if word in terms:
-                row[terms[word]] = n
-    length = np.array([len(document) for document in documents])[:, None]
-    has = (count > 0).sum(0)
-    idf = np.log(1 + (len(documents) - has + 0.5) / (has + 0.5))
-    weight = count * (k1 + 1) / (count + k1 * (1 - b + b * length / max(length.mean(), 1))) * idf
-    asked = np.zeros((len(queries), len(terms)), np.float32)
-    for row, query in zip(asked, queries):
-        for word, n in Counter(query).items():
-            row[terms[word]] = n
-    return asked @ weight.T
