@@ -66,10 +66,10 @@ ENTRIES = {
                 "is far back) and on 10 % (dense: many writes to confuse). A string counts when "
                 "every read in it is right.",
                 SETTING,
-                "Far beyond the training length, at 1,024 tokens, FoX and CABLE have 99 to 100 % of "
-                "the iid and dense strings right. Of the sparse ones, where the write is far back, "
-                "FoX has 33 to 79 and CABLE 54 to 100. CoPE (P = 64) and RoPE have no iid and no "
-                "dense string right there.",
+                "Far beyond the training length, at 1,024 tokens, FoX and CABLE have 99 to 100 % "
+                "of the iid and dense strings right. Of the sparse ones, where the write is far "
+                "back, FoX has 33 to 79 and CABLE 54 to 100. CoPE (P = 64) and RoPE have no iid "
+                "and no dense string right there.",
                 "One seed of TRA has every string right at every length, as in the paper. The two "
                 "others have not learned the task (82 and 95 % iid at the training length); "
                 "tra_norm has ten seeds, and what helps.",
