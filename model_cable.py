@@ -83,6 +83,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     float64 whatever the dtype of q: bfloat16 is too coarse for S. Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
+    g = torch.ones(q.shape[:3], dtype=S.dtype, device=S.device) if g is None else g
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the first `end` keys
@@ -92,7 +93,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
         distance = S[:, :, start:end, None] - S[:, :, None, :end]           # (B, H, rows, end)
         if log_kernel == "outside":
             distance = torch.log1p(distance * distance)
-        bias = -distance if g is None else -g[:, :, here, None] * distance
+        bias = -g[:, :, here, None] * distance
         if log_kernel == "inside":
             bias = -torch.log1p(bias * bias)
         mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)

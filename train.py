@@ -638,9 +638,7 @@ def main(argv=None):
             logged, clock = report(state, c, loss, lr, x.size(1), clock, logged, log)
 
         # validation
-        best = False
-        if validating:
-            best = validate_and_log(raw_model, state, task, c, device, context, log)
+        best = validating and validate_and_log(raw_model, state, task, c, device, context, log)
 
         # saving
         if (validating or stopping) and not rank:
