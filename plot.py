@@ -102,8 +102,9 @@ MOST_LINES = 10  # beyond, they cannot be told apart
 # a method has one colour in every figure
 COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
-              relative="tab:olive", diff="tab:cyan")
-OTHERS = ("navy", "gold", "deeppink", "darkgreen", "lightsalmon", "teal", "indigo", "yellowgreen")
+              relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
+              sinusoidal="deeppink", label="darkgreen", peri="gold")
+OTHERS = ("teal", "indigo", "maroon", "yellowgreen", "slateblue", "peru", "orchid", "black")
 
 
 def looks(labels):
@@ -113,14 +114,14 @@ def looks(labels):
         color = color_of(label) or next(others)
         alike = sum(look["color"] == color for look in found.values())
         found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[alike % 3])
-        found[label]["marker"] = "osD^vP*X<>ph"[n % 12]
+        found[label]["marker"] = "osD^vP*X<>p"[n % 11]
     found[next(iter(labels))] |= dict(lw=2.6, zorder=3)
     return found
 
 
 def color_of(label):
-    """The colour of the method that a label begins with, or None."""
-    return COLORS.get(re.split(r"\W", label)[0])
+    """The colour of the method that a label, or the last folder in it, begins with, or None."""
+    return COLORS.get(re.split(r"\W", label.split("/")[-1])[0])
 
 
 def draw(ax, curves, look):
@@ -931,13 +932,15 @@ def attention(args):
     names = list({name: None for rows in found.values() for name in rows})
     methods = list({name.partition(":")[0]: None for name in names})
     ways = list({name.partition(": ")[2]: None for name in names})
-    look = looks(names)
+    look, colors, others = looks(names), {}, itertools.cycle(OTHERS)
+    for method in methods:  # of several settings of a method the first has its colour
+        own = color_of(method)
+        colors[method] = next(others) if own in (None, *colors.values()) else own
     for name in names:
         method, _, way = name.partition(": ")
         style = ("-", "--", ":", "-.", (0, (1, 0.6)))[ways.index(way) % 5]
         style = style if len(ways) > 1 else look[name]["ls"]
-        color = color_of(method) or OTHERS[methods.index(method) % len(OTHERS)]
-        look[name] |= dict(color=color, ls=style, lw=1.5)
+        look[name] |= dict(color=colors[method], ls=style, lw=1.5)
     measured = {key for rows in found.values() for row in rows.values() for key in row}
     kinds = [kind for kind in ("forward", "both") if f"{kind}_of_sdpa" in measured]
     if not kinds:

@@ -103,17 +103,22 @@ def write(model, idx, prompt, encoding, args):
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
     if prompt is not None:
         print(utf8.decode(prompt), end="", flush=True)
-    n, start = 0, 0.0
-    for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k,
-                        encoding.n_vocab):
-        if n == 0:
-            start = time.time()  # the clock starts after the prompt
-        n += 1
-        text = encoding.decode_bytes(new[0].tolist())
-        print(utf8.decode(text), end="", flush=True)
+    n, start, ended = 0, 0.0, ""
+    try:
+        for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k,
+                            encoding.n_vocab):
+            if n == 0:
+                start = time.time()  # the clock starts after the prompt
+            n += 1
+            text = encoding.decode_bytes(new[0].tolist())
+            print(utf8.decode(text), end="", flush=True)
+    except ValueError as e:  # an encoding that ends
+        if not n:
+            raise
+        ended = f"; {e}"
     print(utf8.decode(b"", final=True), flush=True)
     speed = f", {(n - 1) / (time.time() - start):,.0f} tok/s" if n > 1 else ""
-    return n, speed
+    return n, speed + ended
 
 
 def search(model, path, config, checkpoint, prompt, where, device, context):
@@ -165,7 +170,7 @@ def main(argv=None):
     if args.max_new_tokens < 1 or args.num_samples < 1:
         runs.fail("--max_new_tokens and --num_samples must be at least 1")
     if not 0 <= args.temperature < float("inf") or args.top_k < 0:
-        runs.fail("--temperature and --top_k must be 0 or more")
+        runs.fail("--temperature and --top_k must be 0 or more, and finite")
     if 0 < args.temperature < 1e-6:
         runs.fail("--temperature must be 0, which is greedy, or at least 1e-6")
     if not 0 <= args.seed < 1 << 62:

@@ -5120,9 +5120,11 @@ def test_a_checkpoint_without_its_log_is_not_overwritten(home, trained):
 
 
 def test_a_model_whose_positions_end_is_trained_and_evaluated_without_an_error(home):
+    """What it could write is written."""
     out, err = command(home, "train.py", "--model", "learned", "--data", "notes", "--max_iters", 1,
                        *TINY_FLAGS)
-    assert "learned positions end at block_size=16; 17 tokens do not fit" in out + err
+    assert "error" not in out + err
+    assert re.search(r"--- 16 tokens, .*; learned positions end at block_size=16; 17 ", err)
     assert (home / "out/learned-notes-nano/eval.json").exists()
 
 
@@ -5158,7 +5160,7 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("plot.py lengths deep.json", "is not a file that eval.py"),
     ("plot.py errors rope --out x ''", "unexpected argument ''"),
     ("sample.py cable --seed -1", "--seed must be 0 or more"),
-    ("sample.py learned --max_new_tokens 40", "learned positions end at block_size=16"),
+    ("sample.py learned --prompt 'more than sixteen'", "learned positions end at block_size=16"),
     ("sample.py rope", "was trained on flipflop, which has no text to write"),
     ("eval.py learned --lengths 40", "no length could be scored"),
     ("eval.py cable --lengths 99999", "are too few for a window of 99999"),
@@ -5814,6 +5816,9 @@ def test_a_task_whose_checkpoints_could_not_be_loaded_does_not_train(tasks, home
     write_task(tasks, "keeper", f"{PARITY}\n{begin}")
     said = complaint(home, "train.py", "--data", "keeper", "--max_iters", 1, *TINY_FLAGS)
     assert "what --data keeper keeps as 'table' has to be an int64 tensor" in said
+    write_task(tasks, "lister", f"{PARITY}\n{begin}".replace("dict(table=", "list("))
+    said = complaint(home, "train.py", "--data", "lister", "--max_iters", 1, *TINY_FLAGS)
+    assert "what --data lister keeps has to be a dict of int64 tensors" in said
     assert not (home / "out").exists()
 
 
@@ -6044,6 +6049,18 @@ def test_seeds_become_one_line():
     assert {k: len(v) for k, v in groups.items()} == {"cable": 2, "rope": 1, "cable-3": 1}
     labelled = [r | dict(label=label) for r, label in zip(rows, "abab")]
     assert {k: len(v) for k, v in plot.grouped(labelled).items()} == {"a": 2, "b": 2}
+
+
+def test_every_line_looks_different_and_a_method_has_its_colour():
+    for labels in ([f"cable {n}" for n in range(30)], [f"own{n}" for n in range(30)],
+                   [f"{model}, P = {n}" for n in range(8) for model in ("tra", "rope", "mine")]):
+        looks = plot.looks(labels).values()
+        assert len({(look["color"], look["ls"], look["marker"]) for look in looks}) == len(labels)
+    one = plot.looks(["cable", "rope", "mine", "out/tra-flipflop-nano", "rope (committed)"])
+    other = plot.looks(["rope, 3M bytes", "alibi", "tra", "cable post"])
+    assert one["cable"]["color"] == other["cable post"]["color"]
+    assert one["rope"]["color"] == other["rope, 3M bytes"]["color"]
+    assert one["out/tra-flipflop-nano"]["color"] == other["tra"]["color"] == "black"
 
 
 def test_lines_that_coincide_stay_visible():

@@ -332,7 +332,7 @@ def validate_and_log(model, state, task, c, device, context, log):
 
 
 def final_evaluation(out, c, task):
-    """eval.py, and sample.py on text, each in a process of its own. -> eval.py's exit code."""
+    """eval.py, and sample.py on text, each in a process of its own. -> their exit code."""
     more = []
     for name in ("device", "dtype", "kernel"):
         if getattr(c, name) != "auto":
@@ -345,8 +345,9 @@ def final_evaluation(out, c, task):
         enough *= c.block_size
     less = [f"--{flag}", enough] if enough < usual else []
     failed = runs.script("eval.py", out, *less, *more)
-    if task.kind == "text":  # an encoding that ends writes until it does
-        runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
+    if task.kind == "text":
+        unwritten = runs.script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *more)
+        failed = failed or unwritten
     return failed
 
 
@@ -413,6 +414,8 @@ def task_and_model(c, module, checkpoint, device):
         if not x.is_floating_point() or not x.isfinite().all():
             runs.fail(f"{name} of --model {c.model} has to be finite floats. A buffer can be left "
                       "out of checkpoints: register_buffer(..., persistent=False)")
+    if not isinstance(task.kept, dict):
+        runs.fail(f"what --data {c.data} keeps has to be a dict of int64 tensors")
     for name, x in task.kept.items():
         if getattr(x, "dtype", None) != torch.int64:
             runs.fail(f"what --data {c.data} keeps as {name!r} has to be an int64 tensor")
@@ -458,12 +461,12 @@ def another_folder(out, c):
         return out
     for n in itertools.count(2):
         other = out.with_name(f"{out.name}-{n}")
-        other.mkdir(exist_ok=True)
         try:
+            other.mkdir(exist_ok=True)
             if not (other / "ckpt.pt").exists():
                 (other / "log.jsonl").touch(exist_ok=False)
                 return other
-        except FileExistsError:
+        except FileExistsError:  # a run that has just begun, or a file
             continue
 
 
