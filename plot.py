@@ -104,7 +104,7 @@ COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green"
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
               relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
               sinusoidal="deeppink", label="darkgreen", peri="gold")
-OTHERS = ("teal", "indigo", "maroon", "yellowgreen", "slateblue", "peru", "orchid", "black")
+OTHERS = ("teal", "indigo", "maroon", "yellowgreen", "slateblue", "peru", "orchid", "chocolate")
 
 
 def looks(labels):

@@ -823,11 +823,14 @@ def test_cached_decoding_equals_the_full_forward(name):
 
 
 def written_without_a_cache(model, idx, n, **how):
-    """What sample.generate would write if it read the whole text again for every token."""
+    """What sample.generate would write by plain forward passes, each over the whole text."""
     text = idx
-    for _ in range(n):
-        new, = sample.generate(model, text, 1, **how)
-        text = torch.cat((text, new), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "new_cache", lambda model, size: None)
+        patch.setattr(sample, "read", lambda model, idx, cache: model(idx)[0])
+        for _ in range(n):
+            new, = sample.generate(model, text, 1, **how)
+            text = torch.cat((text, new), 1)
     return text[:, idx.size(1):]
 
 
