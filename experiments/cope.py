@@ -23,7 +23,11 @@ FIRST = ("the MLP in the first layer alone: no position in the others, which is 
 # Appendix C: 10,000 steps, linear decay; "batch size 16" on 8 GPUs is read as 16 on each
 FLIPFLOP = ("--data flipflop --size paper --max_iters 10000 --batch_size 128 --learning_rate 3e-4 "
             "--lr_decay linear --beta2 0.999")
-SMALL_FLIPFLOP = "--data flipflop --lr_decay linear --beta2 0.999 --max_iters 1000"
+SMALL_FLIPFLOP = ("--data flipflop --block_size 256 --batch_size 16 --max_iters 1000 "
+                  "--learning_rate 1e-3 --lr_decay linear --beta2 0.999")
+SLOW = " --max_iters 2000"  # learned positions and RoPE need more steps than CoPE
+SMALL_NOTE = ("here strings of 256 tokens and a quarter of the dimensions; learned positions and "
+              "RoPE have 2,000 steps, the others 1,000")
 FLIPFLOP_NOTE = ("16 strings on each of 8 GPUs are read as 128 a step, and the dimension in its "
                  "tables as the model's; P = 64 and weight decay are ours, the paper names none, "
                  "nor warmup or clipping, of which there is none here")
@@ -42,22 +46,28 @@ def counting(n, models, variables):
     return rows
 
 
-def table7(divide, n):
-    """Table 7's rows, the dimension divided; n seeds where the paper gives a spread, else one."""
-    def flags(model, C=256, layers=4, heads=4):
-        return f"--model {model} --n_embd {C // divide} --n_layer {layers} --n_head {heads}"
+def sized(model, divide, C=256, layers=4, heads=4):
+    """The flags of Table 7's row C/layers/heads, the dimension divided."""
+    return f"--model {model} --n_embd {C // divide} --n_layer {layers} --n_head {heads}"
 
+
+def table7(divide, n, slow=""):
+    """
+    Table 7's rows, the dimension divided; n seeds where the paper gives a spread, else one.
+    slow: more flags for learned positions and RoPE.
+    """
     rows = {}
     for model, C, layers, heads in product(("cope", "learned", "rope"), (256, 128), (4, 2), (4, 2)):
+        more = "" if model == "cope" else slow
         count = n if (C, layers, heads) == (256, 4, 4) else 1
-        rows[f"{model} {C}/{layers}/{heads}"] = flags(model, C, layers, heads), count
-    rows["learned, hard attention"] = flags("learned_hard"), 1
-    rows["cope_mlp"] = flags("cope_mlp"), 1
-    rows["cope_mlp, first layer"] = flags("cope_mlp_first"), 1
+        rows[f"{model} {C}/{layers}/{heads}"] = sized(model, divide, C, layers, heads) + more, count
+    rows["learned, hard attention"] = sized("learned_hard", divide) + slow, 1
+    rows["cope_mlp"] = sized("cope_mlp", divide), 1
+    rows["cope_mlp, first layer"] = sized("cope_mlp_first", divide), 1
     for name, m in (("1", 1), ("1/4", 1 / 4), ("1/16", 1 / 16)):
         slopes = ",".join(str(m / 2**h) for h in range(4))
-        rows[f"alibi {name}"] = f"{flags('cope_alibi')} --slopes {slopes}", n
-    rows["alibi learned"] = flags("cope_alibi"), n
+        rows[f"alibi {name}"] = f"{sized('cope_alibi', divide)} --slopes {slopes}", n
+    rows["alibi learned"] = sized("cope_alibi", divide), n
     return rows
 
 
@@ -85,20 +95,11 @@ ENTRIES = {
         about="CoPE, Table 2, left: flip-flop, wrong reads (%); the paper does not say of what its "
               "errors are, but a guess has half of them wrong in its Table 7",
         published={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
-        columns=ERROR_IN_AND_OUT,
-        cpu=dict(minutes=4, train=SMALL_FLIPFLOP, eval="--sequences 2000",
-                 rows=seeds(3, "cope", "rope")
-                 | seeds(3, "learned", flags="--max_iters 4000"),
-                 reads=[
-                     "Nothing to tell apart at 64 tokens (Liu et al., whose setup the paper takes, "
-                     "have 512): no run makes an error, in distribution or on sparse strings "
-                     "(learned positions after 4,000 steps, the others after 1,000). These are not "
-                     "out of distribution here: one training string in 800 has nothing but ignored "
-                     "pairs between its first write and its last read, at 512 tokens one in 10^24.",
-                     "The only errors are CoPE's on dense strings, which the paper does not have: "
-                     "1.1, .2 and 0 % of the reads. tra_norm reads strings of 1,024 tokens, where "
-                     "CoPE has no iid string right and RoPE half at most.",
-                 ]),
+        columns=ERROR_IN_AND_OUT, group="cope_flipflop",
+        cpu=dict(note=SMALL_NOTE, minutes=6, train=SMALL_FLIPFLOP, eval="--sequences 2000",
+                 rows={"cope": (sized("cope", 4), 3), "rope": (sized("rope", 4) + SLOW, 3),
+                       "learned": (sized("learned", 4) + SLOW, 3)},
+                 reads=[]),
         paper=dict(note=FLIPFLOP_NOTE, train=FLIPFLOP, eval="--sequences 10000",
                    rows=seeds(3, "cope", "rope", "learned")),
     ),
@@ -194,10 +195,11 @@ ENTRIES = {
     "cope_table7": dict(
         about="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other "
               "ways to use the count",
-        published=TABLE7, columns=ERROR_IN_AND_OUT,
-        cpu=dict(note=f"here with a quarter of the dimensions; {FIRST}",
-                 minutes=5,  # cope_mlp takes about an hour, the others 3 to 5 minutes
-                 train=SMALL_FLIPFLOP, eval="--sequences 2000", rows=table7(divide=4, n=1),
+        published=TABLE7, columns=ERROR_IN_AND_OUT, group="cope_flipflop",
+        cpu=dict(note=f"{SMALL_NOTE}; {FIRST}",
+                 minutes=5,  # cope_mlp takes about an hour, the others 2 to 7 minutes
+                 train=SMALL_FLIPFLOP, eval="--sequences 2000",
+                 rows=table7(divide=4, n=1, slow=SLOW),
                  reads=["The errors by training step, below, are the paper's Figure 5."]),
         paper=dict(note=f"{FLIPFLOP_NOTE}; {FIRST}", train=FLIPFLOP, eval="--sequences 10000",
                    rows=table7(divide=1, n=3)),
