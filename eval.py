@@ -172,7 +172,7 @@ def length_row(row, kind, losses, run, stream, lengths, seed, device, context):
         try:
             found = losses(run.model, stream, T, device=device, context=context)
         except ValueError as e:  # an encoding that ends
-            note = f"  {run.name}: {e}"
+            note = f"  {run.name}: {runs.complaint(e)}"
             cells += f"{'-':>10}"
             continue
         row[kind][T] = float(np.exp(found.mean()))
@@ -321,7 +321,7 @@ def evaluate_task(args, loaded, device, context, words):
                     scores, positions, groups = task_scores(
                         run.model, task, split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends
-                    print(f"  {split:10}-  {e}")
+                    print(f"  {split:10}-  {runs.complaint(e)}")
                     continue
                 row["scores"][T][split] = scores
                 for metric, values in positions.items():
@@ -496,7 +496,7 @@ def search(run, task, documents, queries, of, bm25, device, context):
             whole = runs.embed(run.model, [tokens[:L] for tokens in ours], device, context)
             found["whole"] = vectors @ whole.T
         except ValueError as e:  # an encoding that ends
-            print(f"  {run.name}: {e}")
+            print(f"  {run.name}: {runs.complaint(e)}")
         lexical = reciprocal_rank(bm25[L])
         for name in ("whole", "windows"):
             if name in found:

@@ -167,6 +167,8 @@ def attention(args):
             if len(labels) <= 70:
                 token_ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
                 token_ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
+            else:
+                line_ticks(ax, labels, head == 0)
         fig.colorbar(image, ax=row[-1], shrink=0.8)
     fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across",
                  fontsize=11)
@@ -195,6 +197,19 @@ def token_ticks(axis, labels, size):
     long = axis.axis_name == "x" and max(map(len, labels)) > 2
     axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
     axis.set_tick_params(length=0, pad=2)
+
+
+def line_ticks(ax, labels, words):
+    """In a text too long for a tick a token: where lines begin, and, with words, what they say."""
+    starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
+    if len(starts) == 1:
+        return
+    said = ["" for _ in starts]
+    if words:
+        lines = ["".join(labels[a:b]) for a, b in zip(starts, starts[1:] + [len(labels)])]
+        said = [line.removesuffix("\\n").replace("$", r"\$")[:24] for line in lines]
+    ax.set_xticks(starts, ["" for _ in starts])
+    ax.set_yticks(starts, said, fontsize=6)
 
 
 def steps(args):
@@ -536,7 +551,8 @@ def main(argv=None):
         p.add_argument("--split", **several,
                        help=f"{what}where sequences come from; default: the {at} split")
         p.add_argument("--length", type=int, default=[0] if several else 0, **several,
-                       help="tokens; default: as in training, or the whole prompt")
+                       help="tokens of a task's sequence, or of the prompt at most; default: as in "
+                            "training, or the whole prompt")
         p.add_argument("--seed", type=int, default=0, help="which sequence of a task or split")
         p.add_argument("--out", help="the page to write, .html" if several else
                        "the picture to write, .png, .pdf or .svg")

@@ -1,6 +1,6 @@
 """
 CABLE, Context-aware Biases for Length Extrapolation: every token says how big a step it is, every
-query how much distance matters to it (anonymous EMNLP submission, 2025; Eq. 2-7).
+query how much distance matters to it (Veisi, Amirzadeh and Mansourian, 2025; Eq. 2-7).
 
     a_t = relu(x_t W_c + b_c)         how big a step token t is, per head        (Eq. 2)
     S_i = a_0 + ... + a_i             the road walked so far                     (Eq. 3, 4)
@@ -12,7 +12,8 @@ What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
-- K-CABLE's -log(b^2 + 1) can be read in two ways: b is S_i - S_j, g_i outside, or g_i (S_i - S_j)
+- K-CABLE's -log(b^2 + 1) has two readings: b = S_i - S_j, with g_i times the logarithm, or
+  b = g_i (S_i - S_j)
 - in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 """
@@ -43,8 +44,8 @@ class GPTConfig:
     norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
-    step: str = "relu"        # or softplus: CABLE_NW is then the Forgetting Transformer
-    log_kernel: str = ""      # K-CABLE: outside, inside: where g is, seen from the log
+    step: str = "relu"        # relu or softplus; softplus without g is the Forgetting Transformer
+    log_kernel: str = ""      # K-CABLE: outside -g log(1 + b^2), inside -log(1 + (g b)^2)
 
 
 VARIANTS = dict(
@@ -56,7 +57,8 @@ VARIANTS = dict(
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = "logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a)"
+EQUATION = ("logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a); cable_nw: g = 1; "
+            "k_cable: a logarithm of the distance")
 STEP = "a_k = relu(x_k W_c): the key decides"
 
 

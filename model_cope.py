@@ -31,7 +31,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64  # query rows at a time, in ten matrices: without gradients, memory grows with ROWS * T
+ROWS = 64  # query rows at a time: without gradients ten ROWS x T matrices, never one of T x T
 
 
 @dataclass

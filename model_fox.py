@@ -6,7 +6,7 @@ FoX, the Forgetting Transformer: every token says how much of the past it lets t
     F_i = log f_0 + ... + log f_i
     logit_ij = q_i . k_j / sqrt(d) + F_i - F_j     the sum of log f from j + 1 to i
 
-It is CABLE without the query's weight and with softplus steps: -log f = softplus(-gate).
+It is CABLE without the query's weight and with softplus steps: -log f_t = softplus(-x_t W_f - b_f).
 What differs from the paper, and why:
 - only the attention of its "FoX (LLaMA)": no output gate, no short convolution, our backbone
 - b_f starts at 0

@@ -66,7 +66,7 @@ def residual(x, f, scheme, before, after):
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = "logit_ij = q_i . k_j / sqrt(d), with RoPE; post: x = N(x + F(x))"
+EQUATION = "logit_ij = q_i . k_j / sqrt(d), with RoPE; the schemes differ in their norms"
 STEP = "none: position only turns q and k (RoPE)"
 
 

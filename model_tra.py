@@ -1,6 +1,6 @@
 """
 TRA, Threshold Relative Attention: first drop the keys that do not matter to this query, then count
-the distance over those that are left (anonymous ICML submission, 2025; Eq. 3-12).
+the distance over those that are left (Opper, Fernandez, Smolensky and Gao, 2025; Eq. 3-12).
 
     s_ij = q_i . k_j / sqrt(d)
     M_ij = 1 if s_ij > 0 else 0            who passes the threshold                (Eq. 3, 4)
@@ -31,7 +31,7 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64   # query rows at a time, in five matrices: without gradients, memory grows with ROWS * T
+ROWS = 64   # query rows at a time: without gradients five ROWS x T matrices, never one of T x T
 
 
 @dataclass

@@ -18,7 +18,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+import traceback
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -36,11 +38,25 @@ except ImportError:  # the folder was left out: every attention runs as its mode
     kernels = None
 
 ROOT = Path(__file__).resolve().parent
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def fail(message):
     """A user's mistake: one line, exit code 1, no traceback."""
+    if isinstance(message, ValueError):
+        message = complaint(message)
     sys.exit(f"error: {message}")
+
+
+def complaint(error):
+    """
+    What a ValueError says, where one of these files raised it for the user. Any other is a bug,
+    perhaps in a file that is being changed: it is raised again, with its traceback.
+    """
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if last.line.startswith("raise") and not last.filename.startswith(LIBRARIES):
+        return str(error)
+    raise error
 
 
 # how torch says that a tensor is too large, for this machine or for any

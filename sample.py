@@ -20,7 +20,7 @@ import torch
 import runs
 from data.text import absolute, cut_to, encode, get_encoding, identify, own_files
 
-LONGEST = 32  # times its training length, that an encoder reads of a file
+LONGEST = 32  # an encoder reads at most this many training lengths of a file
 BEST = 10     # files that a search names
 
 
@@ -99,7 +99,7 @@ def newest_text_run():
 
 
 def write(model, idx, prompt, encoding, args):
-    """Stream one text to stdout, after its prompt. -> tokens written, and how fast, in words."""
+    """Stream one text to stdout, after its prompt. -> their number; how fast, why it ended."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
     if prompt is not None:
         print(utf8.decode(prompt), end="", flush=True)
@@ -115,7 +115,7 @@ def write(model, idx, prompt, encoding, args):
     except ValueError as e:  # an encoding that ends
         if not n:
             raise
-        ended = f"; {e}"
+        ended = f"; {runs.complaint(e)}"
     print(utf8.decode(b"", final=True), flush=True)
     speed = f", {(n - 1) / (time.time() - start):,.0f} tok/s" if n > 1 else ""
     return n, speed + ended

@@ -3558,7 +3558,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "a batch of one pair"),
             ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
-            ((*start, "--init_from", "m", "--model", "bert_rope"), "its pe is cable"),
+            ((*start, "--init_from", "m", "--model", "bert_rope"), "its model is bert_cable, "),
             ((*start, "--init_from", "gone"), "no checkpoint at gone"),
             ((*start, "--init_from", trained / "cable"), "its "),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
@@ -4869,7 +4869,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--model postnorm --final_norm", "unknown argument --final_norm"),
     ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
     ("--model postnorm --pe alibi", "pe='alibi' is not one of rope, nope"),
-    ("--model rope --pe abili", "pe='abili' is not one of"),
+    ("--model rope --pe abili", "--pe abili: what is called --model rope has rope"),
     ("--dropout 2", "--dropout must be in [0, 1)"),
     ("--dropout nan", "--dropout must be in [0, 1)"),
     ("--bema --kappa 2", "--kappa must be between 0 and 1"),
@@ -5959,6 +5959,40 @@ def test_a_fork_whose_checkpoint_could_not_be_loaded_does_not_train(copy, old, n
     assert not (copy / "out").exists()
 
 
+@pytest.mark.parametrize("line, says", [
+    ("B, T = idx.shape[:1]", "not enough values to unpack"),
+    ("B, T = idx.shape\n        self.training or int('one')", "invalid literal"),
+    ("B, T = idx.shape\n        targets is None and np.zeros(3).reshape(2, 2)", "cannot reshape")])
+def test_a_fork_s_own_bug_keeps_its_traceback(copy, line, says):
+    """Wherever a ValueError for the user would be one line: in training, validation, scoring."""
+    write_fork(copy, "fox", ("B, T = idx.shape", line),
+               ("import math", "import math\nimport numpy as np"))
+    with pytest.raises(ValueError, match=says):
+        command(copy, "train.py", "--model", "mine", *TINY_RUN)
+
+
+def test_only_a_complaint_of_these_files_is_one_line(trained):
+    for wrong in (lambda: int("one"), lambda: json.loads("{"), lambda: np.zeros(3).reshape(2, 2)):
+        try:
+            wrong()
+        except ValueError as e:
+            with pytest.raises(ValueError):
+                runs.fail(e)
+    with pytest.raises(SystemExit, match="error: learned positions end at"):
+        try:
+            make("learned")(torch.zeros(1, 999, dtype=torch.long))
+        except ValueError as e:
+            runs.fail(e)
+
+
+@pytest.mark.parametrize("words, says", [
+    (("--model", "cable_nw", "--weight"), "--weight True: what is called --model cable_nw"),
+    (("--model", "prenorm", "--norm", "post"), "--norm post: what is called --model prenorm has")])
+def test_a_flag_that_contradicts_the_model_s_name(home, words, says):
+    assert says in complaint(home, "train.py", *words, *TINY_RUN)
+    assert not (home / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["kernel", "eta", "p_ignore", "seed"])
 def test_a_fork_s_setting_called_like_another_flag_is_refused(copy, name):
     write_fork(copy, "cable", (LAST_FIELD, f"{LAST_FIELD}\n    {name}: float = 3.0"))
@@ -6288,6 +6322,20 @@ def test_maps_of_a_task_and_of_text(trained, home):
     command(home, "maps.py", "steps", "tra", "--length", 8)
     command(home, "maps.py", "steps", "tra", trained / "rope", "--length", 8)
     assert is_png(home / "tra" / "steps.png") and is_png(home / "out" / "steps.png")
+
+
+def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
+    figures = drawn(monkeypatch)
+    text = "alpha = 1\n\n" + "b" * 40 + "\n    gamma $x\n" + "d" * 20
+    command(trained, "maps.py", "attention", "cable", "--prompt", text)
+    first, second = [ax for ax in figures[0].axes if ax.get_title()][:2]
+    starts = [0, 11, 12, 53, 66]  # the end-of-text token is before them
+    assert list(first.get_xticks()) == list(first.get_yticks()) == starts
+    said = [label.get_text() for label in first.get_yticklabels()]
+    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]
+    assert not any(label.get_text() for label in second.get_yticklabels())
+    command(trained, "maps.py", "attention", "cable", "--prompt", "e" * 90)  # has no lines
+    assert len(next(ax for ax in figures[1].axes if ax.get_title()).get_yticks()) > 2
 
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):

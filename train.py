@@ -49,7 +49,7 @@ class TrainConfig:
     size: str = "nano"            # preset of model and training sizes; the task has them
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
-    max_iters: int = 1000         # optimizer steps; those after lr_decay_iters are at min_lr
+    max_iters: int = 1000         # optimizer steps; a decayed rate stays at min_lr
     learning_rate: float = 1e-3   # peak
     min_lr: float = 1e-4          # at the end of the decay
     warmup_iters: int = 100       # linear warmup from 0
@@ -116,8 +116,8 @@ COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass fi
 
 def fresh(argv):
     """
-    -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, then the variant that
-    the model's name means, then the task's defaults, then the dataclasses'.
+    -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, the variant that the
+    model's name means (no flag changes its words), the task's defaults, the dataclasses'.
     """
     early = runs.make_parser(add_help=False)  # they decide which others there are
     for flag, usual in (("--model", None), ("--data", "stdlib"), ("--size", None)):
@@ -239,6 +239,9 @@ def check_rules(c, resuming):
                       "checkpoints keep nothing else")
         if not RULES.get(name, NUMBER)[1](value):
             runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+    for name, value in runs.models()[c.model][1].items():
+        if isinstance(value, str | bool) and getattr(c, name) != value:  # a number may be tuned
+            runs.fail(f"--{name} {getattr(c, name)}: what is called --model {c.model} has {value}")
     if not resuming and c.lr_decay != "none" and c.min_lr > c.learning_rate:
         runs.fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}: lower it, "
                   "too")
@@ -296,7 +299,8 @@ def validate(model, task, c, device, context):
                 try:
                     with context:
                         logits = model(x)[0]
-                except ValueError:  # an encoding that ends before this split's sequences do
+                except ValueError as e:  # an encoding that ends before this split's sequences do
+                    runs.complaint(e)
                     break
                 for metric, (count, out_of) in task.score(logits, x, y).items():
                     a, b = totals.get(metric, (0, 0))
@@ -427,8 +431,9 @@ def begin_with(model, first, c):
     shapes = [{name: x.shape for name, x in weights.items()}
               for weights in (model.state_dict(), first["model"])]
     free = {"dropout", "block_size"} if shapes[0] == shapes[1] else {"dropout"}
-    # block_size last: it is to blame where nothing else is
-    for name, theirs in sorted(first["config"].items(), key=lambda kv: kv[0] == "block_size"):
+    # what is to blame comes first: the model, and last block_size, where nothing else is
+    order = {"model": 0, "block_size": 2}
+    for name, theirs in sorted(first["config"].items(), key=lambda kv: order.get(kv[0], 1)):
         ours = getattr(model.config, name, theirs)
         if name in ("model", "tokenizer"):
             ours = getattr(c, name, theirs)

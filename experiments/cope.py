@@ -338,7 +338,7 @@ NUMBERED = {
     "Table 2": ("cope_table2_flipflop", "cope_table2_copy"), "Table 3": ("cope_table3",),
     "Figure 2": ("cope_fig2",), "Table 4": ("cope_table4",),
     "Table 5": ("cope_table5", "cope_code", "lm"), "Figure 3": ("cope_fig3", "lm"),
-    "Figures 4, 6": "python maps.py attention RUN --kinds position step, of a cope_sep run on text",
+    "Figures 4, 6": ("lm_sep",),
     "Table 6": "not here: the prompts of Table 1", "Table 7": ("cope_table7",),
     "Figure 5": ("cope_table7",), "Table 8": ("cope_table8", "lm"),
     "Table 9": ("cope_table3", "cope_table4"), "Table 10": ("cope_table2_copy",)}
