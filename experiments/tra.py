@@ -76,7 +76,12 @@ ENTRIES = {
                 "strings right at step 200 and 69 at step 400. Compiled, the same seeds learn it "
                 "(tra_parts): we suppose that rounding decides. tra_norm has ten seeds, of which "
                 "nine learn it.",
-                "Five of the eleven rows have run, none compiled.",
+                "Those that learn slowly had 4,000 steps, one seed each. At 64 tokens learned "
+                "positions have every iid and sparse string right (dense 76 %), label 99.6 % of "
+                "the iid (dense 88); T5's bias and no positions (nope) had not learned the task "
+                "(63 and 55 % iid). In the paper all have 100 % iid, after 25,000 steps. At 1,024 "
+                "tokens label, T5 and nope have no iid string right; learned positions end at 64.",
+                "Nine of the eleven rows have run, none compiled: Diff and ALiBi have not.",
             ]),
         paper=dict(note=NOTEBOOK, train="--data flipflop --size paper", eval="--sequences 10000",
                    rows=seeds(4, *reversed(TABLE1), flags=POST)),
