@@ -21,6 +21,7 @@ import argparse
 import base64
 import itertools
 import json
+import os
 import sys
 import zlib
 from collections import Counter, defaultdict
@@ -118,12 +119,12 @@ def sequence(path, config, args):
 def prompt(path, config, args):
     if args.split:
         runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
+    text = args.prompt or "def length(x):\n    return len(x)\n"
     try:
         encoding = get_encoding(config["tokenizer"])
-    except ValueError as e:
+        ids = encode(encoding, [os.fsencode(text)])[0].tolist()[:args.length or None]
+    except ValueError as e:  # the tokenizer cannot be had, or cannot take these bytes
         runs.fail(e)
-    text = args.prompt or "def length(x):\n    return len(x)\n"
-    ids = encode(encoding, [text.encode()])[0].tolist()[:args.length or None]
     return torch.tensor([ids]), labels_of(encoding, ids)
 
 
@@ -204,10 +205,12 @@ def line_ticks(ax, labels, words):
     starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
     if len(starts) == 1:
         return
-    said = ["" for _ in starts]
-    if words:
-        lines = ["".join(labels[a:b]) for a, b in zip(starts, starts[1:] + [len(labels)])]
-        said = [line.removesuffix("\\n").replace("$", r"\$")[:24] for line in lines]
+    said, free = [], 0  # the first token whose line has room for words
+    for start, end in zip(starts, starts[1:] + [len(labels)]):
+        line = "".join(labels[start:end]).removesuffix("\\n").removesuffix("\\r")
+        room = words and line and start >= free
+        said.append(line[:24].replace("$", r"\$") if room else "")
+        free = start + len(labels) / 55 if room else free
     ax.set_xticks(starts, ["" for _ in starts])
     ax.set_yticks(starts, said, fontsize=6)
 

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import dataclasses
 import difflib
+import dis
 import errno
 import functools
 import importlib
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import traceback
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -38,7 +38,7 @@ except ImportError:  # the folder was left out: every attention runs as its mode
     kernels = None
 
 ROOT = Path(__file__).resolve().parent
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+STDLIB = sysconfig.get_path("stdlib")
 
 
 def fail(message):
@@ -50,11 +50,17 @@ def fail(message):
 
 def complaint(error):
     """
-    What a ValueError says, where one of these files raised it for the user. Any other is a bug,
-    perhaps in a file that is being changed: it is raised again, with its traceback.
+    What a ValueError says, where a file of ours raised it for the user. Any other is a bug, perhaps
+    in a file that is being changed: it is raised again, with its traceback. The byte code decides,
+    since a file may have changed since it was read.
     """
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if last.line.startswith("raise") and not last.filename.startswith(LIBRARIES):
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    raised = code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]  # not a call that failed
+    library = "-packages" in code.co_filename or code.co_filename.startswith(STDLIB)
+    if raised and not library:
         return str(error)
     raise error
 
@@ -78,7 +84,7 @@ def in_one_line(kind, error, trace):
     if issubclass(kind, BlockingIOError):  # a lock that is taken
         fail("another process is at work in this folder; wait for it, or name another --out_dir")
     if issubclass(kind, OSError | data.BrokenTask):
-        fail(error)
+        fail(str(error))
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
         fail("this does not fit into memory; try smaller sizes, lengths or batches")
     sys.__excepthook__(kind, error, trace)

@@ -2503,6 +2503,9 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(ValueError, match=r"gpt2 tokenizer \(ConnectionError\).*--tokenizer bytes"):
         data.text.get_encoding("gpt2")
+    monkeypatch.setattr(tiktoken, "get_encoding", int)  # a ValueError, as of a damaged file
+    with pytest.raises(ValueError, match=r"gpt2 tokenizer \(ValueError\).*--tokenizer bytes"):
+        data.text.get_encoding("gpt2")
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
     for name in ("wikitext103", "fineweb_edu"):
         with pytest.raises(ValueError, match=r"\(ConnectionError\).*Offline: --data stdlib") as e:
@@ -4869,7 +4872,7 @@ def test_every_script_has_help_with_examples(script, trained):
     ("--model postnorm --final_norm", "unknown argument --final_norm"),
     ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
     ("--model postnorm --pe alibi", "pe='alibi' is not one of rope, nope"),
-    ("--model rope --pe abili", "--pe abili: what is called --model rope has rope"),
+    ("--model rope --pe abili", "pe=abili: what is called --model rope has rope"),
     ("--dropout 2", "--dropout must be in [0, 1)"),
     ("--dropout nan", "--dropout must be in [0, 1)"),
     ("--bema --kappa 2", "--kappa must be between 0 and 1"),
@@ -5971,23 +5974,71 @@ def test_a_fork_s_own_bug_keeps_its_traceback(copy, line, says):
         command(copy, "train.py", "--model", "mine", *TINY_RUN)
 
 
-def test_only_a_complaint_of_these_files_is_one_line(trained):
-    for wrong in (lambda: int("one"), lambda: json.loads("{"), lambda: np.zeros(3).reshape(2, 2)):
-        try:
-            wrong()
-        except ValueError as e:
-            with pytest.raises(ValueError):
+COMPLAINTS = """
+def bug():
+    raised = int("one")
+
+def bug_in_the_message():
+    raise ValueError(f"{int('one')}")
+
+def library():
+    import statistics
+    statistics.NormalDist(0, -1)
+
+def own():
+    if True: raise ValueError("a word",
+                              "and another")
+
+def chained():
+    try: bug()
+    except ValueError as e: raise ValueError("a word") from e
+"""
+
+
+def test_only_a_complaint_of_these_files_is_one_line(tmp_path):
+    """Even where the file has changed since it was read."""
+    file, module = tmp_path / "complaints.py", {}
+    file.write_text(COMPLAINTS)
+    exec(compile(COMPLAINTS, file, "exec"), module)
+    file.write_text("raise this\n" * 30)
+    for name in ("bug", "bug_in_the_message", "library", "own", "chained"):
+        with pytest.raises(SystemExit if name in ("own", "chained") else ValueError):
+            try:
+                module[name]()
+            except ValueError as e:
                 runs.fail(e)
-    with pytest.raises(SystemExit, match="error: learned positions end at"):
-        try:
-            make("learned")(torch.zeros(1, 999, dtype=torch.long))
-        except ValueError as e:
-            runs.fail(e)
+
+
+@pytest.mark.parametrize("task, more", [("library", TINY_FLAGS),
+                                        ("retrieval", (*ENCODER_FLAGS, "--query_size", 16))])
+def test_prepared_files_that_a_power_cut_left_empty_are_made_anew(library, task, more):
+    flags = "train.py", "--data", task, "--max_iters", 1, "--no-evaluate", *more
+    command(library, *flags, "--out_dir", "a")
+    found = [*library.glob("prepared/*/meta.json"), *library.glob("prepared/*.npz")]
+    for path in found:
+        path.write_bytes(b"")
+    command(library, *flags, "--out_dir", "b")
+    assert found and all(path.stat().st_size for path in found)
+    both = [torch.load(library / run / "ckpt.pt", weights_only=True)["source"] for run in "ab"]
+    assert both[0] == both[1]
+
+
+def test_a_run_from_before_its_variant_was_changed_is_resumed(copy):
+    """The rule that a flag may not contradict the name is for new runs."""
+    write_fork(copy, "cable")
+    command(copy, "train.py", "--model", "mine", *TINY_RUN, "--out_dir", "run")
+    source = (copy / "model_mine.py").read_text()
+    new = "VARIANTS = dict(mine=dict(weight=False))"
+    (copy / "model_mine.py").write_text(source.replace("VARIANTS = dict(mine=dict())", new))
+    runs.models.cache_clear()
+    del sys.modules["model_mine"]
+    out, _ = command(copy, "train.py", "--resume", "run", "--max_iters", 2)
+    assert "iter 2/2" in out
 
 
 @pytest.mark.parametrize("words, says", [
-    (("--model", "cable_nw", "--weight"), "--weight True: what is called --model cable_nw"),
-    (("--model", "prenorm", "--norm", "post"), "--norm post: what is called --model prenorm has")])
+    (("--model", "cable_nw", "--weight"), "weight=True: what is called --model cable_nw has"),
+    (("--model", "prenorm", "--norm", "post"), "norm=post: what is called --model prenorm has")])
 def test_a_flag_that_contradicts_the_model_s_name(home, words, says):
     assert says in complaint(home, "train.py", *words, *TINY_RUN)
     assert not (home / "out").exists()
@@ -6332,7 +6383,7 @@ def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
     starts = [0, 11, 12, 53, 66]  # the end-of-text token is before them
     assert list(first.get_xticks()) == list(first.get_yticks()) == starts
     said = [label.get_text() for label in first.get_yticklabels()]
-    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]
+    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]  # one has no room
     assert not any(label.get_text() for label in second.get_yticklabels())
     command(trained, "maps.py", "attention", "cable", "--prompt", "e" * 90)  # has no lines
     assert len(next(ax for ax in figures[1].axes if ax.get_title()).get_yticks()) > 2

@@ -49,7 +49,7 @@ class TrainConfig:
     size: str = "nano"            # preset of model and training sizes; the task has them
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
-    max_iters: int = 1000         # optimizer steps; a decayed rate stays at min_lr
+    max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is
     learning_rate: float = 1e-3   # peak
     min_lr: float = 1e-4          # at the end of the decay
     warmup_iters: int = 100       # linear warmup from 0
@@ -239,10 +239,12 @@ def check_rules(c, resuming):
                       "checkpoints keep nothing else")
         if not RULES.get(name, NUMBER)[1](value):
             runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+    if resuming:
+        return
     for name, value in runs.models()[c.model][1].items():
         if isinstance(value, str | bool) and getattr(c, name) != value:  # a number may be tuned
-            runs.fail(f"--{name} {getattr(c, name)}: what is called --model {c.model} has {value}")
-    if not resuming and c.lr_decay != "none" and c.min_lr > c.learning_rate:
+            runs.fail(f"{name}={getattr(c, name)}: what is called --model {c.model} has {value}")
+    if c.lr_decay != "none" and c.min_lr > c.learning_rate:
         runs.fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}: lower it, "
                   "too")
 

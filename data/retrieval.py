@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -81,7 +82,7 @@ class Task(text.CutTask):
         if corpus in (*text.CORPORA, "msmarco"):
             return True
         path = pairs_file(text.PREPARED / f"{text.name_of(corpus)}-{config['tokenizer']}")
-        return path.exists() and str(np.load(path)["sha256"]) == source
+        return str(load(path).get("sha256")) == source
 
     def stream(self):
         return np.concatenate([self.pairs["train.documents"], self.pairs["train.queries"]])
@@ -238,10 +239,9 @@ def prepare(corpus, tokenizer):
     source = f"{source}, made by {made_by}"  # an edit of this file makes them anew
     path = pairs_file(folder)
     with text.locked(path):
-        if path.exists():
-            arrays = dict(np.load(path))
-            if str(arrays["source"]) == source:
-                return corpus, arrays
+        arrays = load(path)
+        if str(arrays.get("source")) == source:
+            return corpus, arrays
         encoding = text.get_encoding(tokenizer)
         print(f"making queries and documents of {corpus} in {path}", file=sys.stderr)
         splits = msmarco() if corpus == "msmarco" else from_documents(corpus)
@@ -255,6 +255,14 @@ def prepare(corpus, tokenizer):
         except OSError as e:
             raise ValueError(f"could not prepare {corpus}: {e}") from e
     return corpus, arrays
+
+
+def load(path):
+    """The arrays of a prepared file; {} if there is none, or a power cut left it damaged."""
+    try:
+        return dict(np.load(path))
+    except (FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
 
 
 def pairs_file(folder):

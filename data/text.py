@@ -151,7 +151,7 @@ def get_encoding(name):
                                  special_tokens={"<|endoftext|>": 256})
     try:
         return tiktoken.get_encoding("gpt2")
-    except OSError as e:  # requests' errors are OSErrors
+    except (OSError, ValueError) as e:  # requests' errors, or a download that was cut off
         raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
                          "once, or use --tokenizer bytes, which needs no download") from e
 
@@ -246,8 +246,10 @@ def look_up(data, tokenizer, max_tokens=0):
         name, source = identify(data)
     limit = f"-{max_tokens}" if max_tokens else ""
     folder = PREPARED / f"{name}-{tokenizer}{limit}"
-    path = folder / "meta.json"
-    meta = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
+        meta = {}
     ready = meta.get("source") == source and (folder / meta["sha256"][:16]).exists()
     return folder, source, meta if ready else {}
 
@@ -258,7 +260,10 @@ def was_prepared(data, tokenizer, max_tokens, sha256):
         return True
     limit = f"-{max_tokens}" if max_tokens else ""
     path = PREPARED / f"{name_of(data)}-{tokenizer}{limit}" / "meta.json"
-    return path.exists() and json.loads(path.read_text())["sha256"] == sha256
+    try:
+        return json.loads(path.read_text())["sha256"] == sha256
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def prepare(data, tokenizer, max_tokens=0):

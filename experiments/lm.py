@@ -105,7 +105,7 @@ ENTRIES = {
                 "windows of 256 to 4,096, the strided perplexity of the same tokens falls by 3.2 % "
                 "(ALiBi), 2.9 (CABLE) and .9 (FoX). Part of that may be context within 256, which "
                 "a token of a strided window of 256 has but half of; from 512 on, where every "
-                "token has all of it, it falls by 1.3, 1.1 and .3 %. TRA's stays (pre-norm: .4 % "
+                "token has all of it, it falls by 1.3, 1.1 and .3 %. TRA's stays (pre-norm: .3 % "
                 "higher): it survives, and reads no farther. CoPE's is lowest at 512, and at 4,096 "
                 "18 % higher than at 256 (with keys of their own for the gates, cope_sep, lowest "
                 "at 256, and 14 % higher); RoPE's, Diff's and peri's, which have RoPE inside, are "
@@ -198,7 +198,7 @@ SECTIONS = {
         ]),
     "lm_sep": dict(
         about="CoPE, Figures 4 and 6: what the gates count when they have keys of their own "
-              "(cope_sep); layer 2 on the first 256 bytes of README's example, and the mean step "
+              "(cope_sep); layer 2 on the first 256 tokens of README's example, and the mean step "
               "of every sort of byte in all layers",
         commands=["python reproduce.py lm --scale cpu --rows cope_sep --compile",
                   "python maps.py attention out/lm.cpu/cope_sep-*-1337 --layer 2 --kinds position "
@@ -212,9 +212,10 @@ SECTIONS = {
             "1) counts lines: its mean step is .94 at a line end, .38 at a space (most of them "
             "indent the next line), .21 or less at letters, digits and signs. Below, its steps are "
             "stripes where lines begin (the ticks), and its positions blocks: the line that a "
-            "query is in, the one before, and little beyond. No head of plain CoPE does that "
-            "(lm_counts). One run each; perplexity is no better for it (lm).",
+            "query is in, the one before, and little beyond. In plain CoPE the head nearest to "
+            "that counts spaces as well (lm_counts). One run each; perplexity is no better for it "
+            "(lm).",
             "Head 3's decision is the query's rather than the key's: at some bytes it counts "
-            "nearly all keys, at others nearly none. Heads 0 and 2 count nearly everything.",
+            "nearly all keys, at others nearly none. Heads 0 and 2 count most of everything.",
         ]),
 }

@@ -81,7 +81,7 @@ ENTRIES = {
                 "the iid (dense 88); T5's bias and no positions (nope) had not learned the task "
                 "(63 and 55 % iid). In the paper all have 100 % iid, after 25,000 steps. At 1,024 "
                 "tokens label, T5 and nope have no iid string right; learned positions end at 64.",
-                "Nine of the eleven rows have run, none compiled: Diff and ALiBi have not.",
+                "Nine of the eleven rows have run, none compiled; Diff and ALiBi are missing.",
             ]),
         paper=dict(note=NOTEBOOK, train="--data flipflop --size paper", eval="--sequences 10000",
                    rows=seeds(4, *reversed(TABLE1), flags=POST)),
