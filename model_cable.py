@@ -57,8 +57,8 @@ VARIANTS = dict(
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = ("logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a); cable_nw: g = 1; "
-            "k_cable: a logarithm of the distance")
+EQUATION = ("logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a); "
+            "cable_nw: g = 1, k_cable: a log")
 STEP = "a_k = relu(x_k W_c): the key decides"
 
 

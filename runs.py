@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
@@ -38,7 +39,7 @@ except ImportError:  # the folder was left out: every attention runs as its mode
     kernels = None
 
 ROOT = Path(__file__).resolve().parent
-STDLIB = sysconfig.get_path("stdlib")
+LIBRARIES = (sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages())
 
 
 def fail(message):
@@ -59,8 +60,7 @@ def complaint(error):
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     raised = code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]  # not a call that failed
-    library = "-packages" in code.co_filename or code.co_filename.startswith(STDLIB)
-    if raised and not library:
+    if raised and not code.co_filename.startswith(LIBRARIES):
         return str(error)
     raise error
 
