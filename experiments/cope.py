@@ -99,7 +99,21 @@ ENTRIES = {
         cpu=dict(note=SMALL_NOTE, minutes=6, train=SMALL_FLIPFLOP, eval="--sequences 2000",
                  rows={"cope": (sized("cope", 4), 3), "rope": (sized("rope", 4) + SLOW, 3),
                        "learned": (sized("learned", 4) + SLOW, 3)},
-                 reads=[]),
+                 reads=[
+                     "The paper's result: in distribution nobody has more than .02 % of the reads "
+                     "wrong, but for one run of learned positions, which had not learned the task "
+                     "in 2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 "
+                     "and learned positions 10 to 24, though they had twice CoPE's steps: RoPE "
+                     "gets no better from step 700 on. Each of CoPE's three seeds is better than "
+                     "each of the six others, by a factor of 30 or more. One learning rate for "
+                     "all.",
+                     "A sparse string has its write far back, among next to nothing but ignored "
+                     "bits: no training string of 256 tokens is like that. Dense strings, which "
+                     "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE) and 1 to 11.",
+                     "At 64 tokens nothing can be told apart (tra_norm: pre-norm CoPE and RoPE have "
+                     "100 % of the sparse strings right): there one training string in 800 is as "
+                     "sparse.",
+                 ]),
         paper=dict(note=FLIPFLOP_NOTE, train=FLIPFLOP, eval="--sequences 10000",
                    rows=seeds(3, "cope", "rope", "learned")),
     ),
