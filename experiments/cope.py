@@ -110,9 +110,9 @@ ENTRIES = {
                      "A sparse string has its write far back, among next to nothing but ignored "
                      "bits: no training string of 256 tokens is like that. Dense strings, which "
                      "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE) and 1 to 11.",
-                     "At 64 tokens nothing can be told apart (tra_norm: pre-norm CoPE and RoPE have "
-                     "100 % of the sparse strings right): there one training string in 800 is as "
-                     "sparse.",
+                     "At 64 tokens nothing can be told apart (tra_norm: pre-norm, CoPE and RoPE "
+                     "have 100 % of the sparse strings right): there one training string in 800 is "
+                     "as sparse.",
                  ]),
         paper=dict(note=FLIPFLOP_NOTE, train=FLIPFLOP, eval="--sequences 10000",
                    rows=seeds(3, "cope", "rope", "learned")),
