@@ -99,7 +99,7 @@ def newest_text_run():
 
 
 def write(model, idx, prompt, encoding, args):
-    """Stream one text to stdout, after its prompt. -> their number; how fast, why it ended."""
+    """Stream one text to stdout, after its prompt. -> tokens written; speed, why it ended."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
     if prompt is not None:
         print(utf8.decode(prompt), end="", flush=True)
