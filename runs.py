@@ -43,7 +43,7 @@ LIBRARIES = (sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getuser
 
 
 def fail(message):
-    """A user's mistake: one line, exit code 1, no traceback."""
+    """A user's mistake: one line, exit code 1, no traceback. A bug's ValueError is raised again."""
     if isinstance(message, ValueError):
         message = complaint(message)
     sys.exit(f"error: {message}")

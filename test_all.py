@@ -6383,10 +6383,13 @@ def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
     starts = [0, 11, 12, 53, 66]  # the end-of-text token is before them
     assert list(first.get_xticks()) == list(first.get_yticks()) == starts
     said = [label.get_text() for label in first.get_yticklabels()]
-    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]  # one has no room
+    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]  # the second is blank
     assert not any(label.get_text() for label in second.get_yticklabels())
+    command(trained, "maps.py", "attention", "cable", "--prompt", "e\n" * 60)  # no room for all
+    said = figures[1].axes[0].get_yticklabels()
+    assert [label.get_text() for label in said][:7] == ["·e", "e", "", "e", "", "e", ""]
     command(trained, "maps.py", "attention", "cable", "--prompt", "e" * 90)  # has no lines
-    assert len(next(ax for ax in figures[1].axes if ax.get_title()).get_yticks()) > 2
+    assert len(next(ax for ax in figures[2].axes if ax.get_title()).get_yticks()) > 2
 
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):

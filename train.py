@@ -232,7 +232,7 @@ def resume(argv):
 
 
 def check_rules(c, resuming):
-    """A setting out of its range fails in one line."""
+    """A setting out of its range, or against the model's name, fails in one line."""
     for name, value in vars(c).items():
         if not isinstance(value, str | int | float):
             runs.fail(f"{name}={value}: a setting has to be a string, a number, True or False; "
