@@ -134,17 +134,15 @@ def work(jobs, args, guess, keep_open):
 
 @contextmanager
 def locked(folder):
-    """One reproduce.py at a time in a folder -> what its commands keep open, and so locked."""
+    """One reproduce.py at a time in a folder -> the lock, which its commands keep open, too."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        if not fcntl:
-            yield ()
-            return
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             runs.fail(f"another reproduce.py, or its training, is at work in {folder}; wait for it")
-        yield (lock.fileno(),)
+        yield (lock.fileno(),) if fcntl else ()
 
 
 # -----------------------------------------------------------------------------
@@ -174,19 +172,21 @@ def parse(argv):
     parser.add_argument("entry", nargs="?", help="which table or figure; without it, the list")
     parser.add_argument("--scale", default="cpu", choices=["cpu", "paper"],
                         help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU")
-    parser.add_argument("--seeds", type=int, default=0, help="of every model; default: the entry's")
-    parser.add_argument("--rows", nargs="+", help="only these rows of a table; default: all")
+    parser.add_argument("--seeds", type=int, default=0,
+                        help="how many of every row (default: the entry's)")
+    parser.add_argument("--rows", nargs="+", help="only these rows of a table (default: all)")
     parser.add_argument("--missing", action="store_true",
-                        help="of a table: only the rows and seeds that its JSON in results/ has "
-                             "not yet, beside those it has")
+                        help="keep the runs that a table's JSON in results/ has, and add the rows "
+                             "and seeds that it has not")
     parser.add_argument("--trials", type=int, default=0,
-                        help="of every scheme in a random search; default: the entry's")
+                        help="models of every scheme in a random search (default: the entry's)")
     parser.add_argument("--add", metavar="NAME",
                         help="of the matrix: train and score one more model on every task, and "
                              "draw its row beside the committed ones")
     parser.add_argument("--compile", action="store_true",
                         help="train with torch.compile, which on a CPU needs a C++ compiler: with "
-                             "some models up to a fifth faster, the same numbers but for rounding")
+                             "some models up to a fifth faster. Rounding differs, which can decide "
+                             "whether a run learns (tra_table1)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dry_run", action="store_true",
@@ -232,6 +232,8 @@ def asked_for(args, entries):
 def main(argv=None):
     args = parse(argv)
     entries = experiments.known()
+    if args.entry is None and (args.rows or args.add):
+        runs.fail("name the table first: python reproduce.py ENTRY --rows ROW")
     if args.entry is None:
         return listing(entries)
     entry, scale = asked_for(args, entries)
@@ -249,8 +251,8 @@ def main(argv=None):
 
 def with_row(args, scale):
     """
-    A matrix whose only row is --add's, in a folder of its own for every version of its file. A name
-    that is not there, or is in it, ends here.
+    The matrix with --add's row alone, in a folder named by the version of its file. A model that
+    is unknown, or in the matrix already, ends here.
     """
     module, variant = runs.models()[args.add]
     if runs.is_encoder(module.GPT):
@@ -290,7 +292,6 @@ def with_kept(args, entry, scale):
 
 def make(args, entry, scale):
     """Runs what is left of an entry, and writes its JSON, its figures and the page."""
-    name = f"{args.entry}.{args.scale}"
     folder = trainings.folder_for(args.entry, entry, args.scale)
     kind = tables.kind_of(scale)
     with locked(runs.ROOT / folder) as keep_open:
@@ -305,13 +306,14 @@ def make(args, entry, scale):
         for flag in ("seeds", "trials", "add"):
             if getattr(args, flag):
                 command += f" --{flag} {getattr(args, flag)}"
+        command += " --compile" if args.compile else ""
         if args.rows:
             command += f" --rows {shlex.join(args.rows)}"
     about = ", ".join(filter(None, (entry["about"], scale.get("note"))))
     result |= dict(entry=args.entry, about=about, command=command)
     for key, function in entry.get("also", {}).items():
         result[key] = function()
-    path = f"results/{name}.json"
+    path = f"results/{args.entry}.{args.scale}.json"
     if args.add:
         return beside(args, result, entry, path, folder)
     (runs.ROOT / "results").mkdir(exist_ok=True)

@@ -5217,6 +5217,8 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("maps.py play tra --heads some", "invalid choice: 'some'"),
     ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table"),
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
+    ("reproduce.py --rows t5 cable_table1", "name the table first: python reproduce.py ENTRY"),
+    ("reproduce.py --add mine", "name the table first: python reproduce.py ENTRY"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --compile", "--compile is not for postnorm_fig1, which has"),
@@ -5236,6 +5238,10 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
      "--seed -1 must be from 0"),
     ("experiments.minimal --scheme pre --out x.json --panel "
      + f"'{DYCK_PANEL}'".replace("[17, 32]", "5"), "--panel and --scheme pre do not fit"),
+    ("experiments.minimal --scheme pre --out x.json --panel "
+     + f"'{DYCK_PANEL}'".replace("[17, 32]", "[17, 99]"), "at has to be [from, to], two lengths"),
+    ("experiments.minimal --scheme pre --out x.json --panel "
+     + f"'{DYCK_PANEL}'".replace('"longest": 32', '"longest": "32"'), "longest has to be a whole"),
     ("bench.py decod", "unknown 'decod': did you mean decode?"),
     ("bench.py train --models cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("bench.py train --size nan", "unknown 'nan': did you mean nano?"),
@@ -7166,7 +7172,14 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
         _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
         assert re.search(f"133\\d holds a run with {says}", err) and "move it away" in err
     here(flips=first)
-    (home / "out" / "both.cpu" / "cope-P-9-max_iters-3-1337" / "ckpt.pt").write_bytes(b"cut off")
+    path = home / "out" / "both.cpu" / "cope-P-9-max_iters-3-1337" / "ckpt.pt"
+    # nor a compiled run as one that was not: its rounding is another
+    checkpoint = torch.load(path)
+    checkpoint["config"]["compile"] = "on"
+    torch.save(checkpoint, path)
+    _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
+    assert "1337 holds a run with compile=on, this command has auto: move it away" in err
+    path.write_bytes(b"cut off")
     _, err = command(home, "reproduce.py", "flips", "--device", "cpu", code=1)
     assert "is not a whole checkpoint" in err
 

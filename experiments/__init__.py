@@ -14,13 +14,21 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
     also        {key: function}: what else the JSON holds (optional)
 
 A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
-{row: (its own flags for train.py, how many seeds)}. One of a SEARCH has trials, steps and panels;
-its entry has metric, schemes, peak, the highest learning rate drawn, and may have ema=True: the
-moving average of the weights beside them and BEMA. A matrix (matrix.py) has in place of train and
-eval tasks, {task: both}, every row on every task. All may have minutes, of one run, where no result
-says how long one takes, note (what differs from the paper), reads and contrast, the row whose curve
-is drawn dashed beside a reader's own run; a scale that is the paper's may have published_at, the
-window lengths of published, whose numbers then stand beside ours.
+{row: (its own flags for train.py, how many seeds)}. A matrix (matrix.py) has in their place tasks,
+{task: both}: every row on every task. One of a SEARCH has trials, steps and panels; its entry has
+
+    metric      tvd, auc, accuracy or precision
+    schemes     where the norms sit, as in model_postnorm.SCHEMES; none is no norm
+    peak        the highest learning rate that a trial draws (optional)
+    ema         True: the moving average of the weights beside them and BEMA (optional)
+
+All scales may have
+
+    note         what differs from the paper
+    reads        sentences that say what the result shows
+    minutes      of one run, where no result says how long it takes
+    contrast     the row whose curve is drawn dashed beside a reader's own run
+    published_at the window lengths of published, whose numbers then stand beside ours
 
 NUMBERED = {"Table 1": names} says what each of a paper's tables and figures is here: its entries
 and sections, or in words why there is none.

@@ -137,11 +137,11 @@ ENTRIES = {
                 "No row that the matrix has, too, is finished: after as many bytes every text row "
                 "there was still falling, by 5 to 10 % over the last fifth of the steps. We "
                 "suppose that the others are not either, and that nope, learned, sinusoidal, t5 "
-                "and label have learned little order yet. In the paper's Table 1, "
-                "with hundreds of times as many tokens, learned, sinusoidal and t5 are within 7 % "
-                "of CABLE at the training length. Read their rows for the shape beyond 256, not "
-                "for the level. Sinusoidal is the worst; we suppose that sines of amplitude 1 "
-                "drown token embeddings that start at 0.02.",
+                "and label have learned little order yet. In the paper's Table 1, with hundreds to "
+                "thousands of times as many tokens, learned, sinusoidal and t5 are within 7 % of "
+                "CABLE at the training length. Read their rows for the shape beyond 256, not for "
+                "the level. Sinusoidal is the worst; we suppose that sines of amplitude 1 drown "
+                "token embeddings that start at 0.02.",
                 "Learned positions cannot go past their table: a dash.",
                 "The sinusoidal row is of an earlier definition: its embeddings were not times "
                 "sqrt(C). lm has it as it is now.",
@@ -202,8 +202,8 @@ ENTRIES = {
             "look so. A part of the growth is that the answer comes into the text: it begins in "
             "the first 128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too "
             "(1.7 times). The other rows have not run.",
-            "Trained with plain means RoPE did not fall (cable_table2_mean): why it does with "
-            "learned weights is not known.",
+            "With the plain mean of its tokens as a text's vector RoPE did not fall "
+            "(cable_table2_mean): why it does with learned weights is not known.",
             "Answers that begin beyond 512 tokens are found by CABLE reading 2,048 tokens (29.2 "
             "and 24.5), hardly by the same model reading the first 128 (6.9 and 7.4), nor by RoPE "
             "reading all (4.1 and 1.1; by its first 128 tokens 4.8 and 7.2). The best window of "

@@ -78,9 +78,8 @@ def counting_attention(q, k, v, position, unturned, gate_keys=None):
     (B, H, Tk, d) are what the gates see, None for k. Returns (B, H, Tq, d).
     """
     Tq, Tk, d, y = q.size(2), k.size(2), q.size(3), []
-    gate_keys = None if gate_keys is None else gate_keys.flip(2)
+    gate_keys = (k if gate_keys is None else gate_keys).flip(2)
     k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    gate_keys = k if gate_keys is None else gate_keys
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
         end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0

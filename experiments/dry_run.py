@@ -12,6 +12,7 @@ run is found here.
              it. Everything twice as much in float32
 """
 import shlex
+from functools import partial
 from typing import NamedTuple
 
 import data
@@ -95,14 +96,14 @@ def plan(args, entry, scale, folder):
     folder /= scale.get("folder", "")
     if "panels" in scale:
         for slug, (settings, trials, words) in minimal.commands(args, entry, scale, folder).items():
-            found[slug] = [words], lambda s=settings, n=trials: of_search(s, n), 1
+            found[slug] = [words], partial(of_search, settings, trials), 1
         return found
     for task, one in trainings.by_task(scale).items():
         for label, jobs in trainings.commands(args, entry, one, folder / task).items():
             *_, start, score = jobs[0]
             words = [command for pair in jobs for command in pair]
             label = f"{label}, {task}" if task else label
-            found[label] = words, lambda a=start[2:], b=score[2:]: of_training(a, b), len(jobs)
+            found[label] = words, partial(of_training, start[2:], score[2:]), len(jobs)
     return found
 
 

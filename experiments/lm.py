@@ -1,10 +1,12 @@
 """
 Language models of every method
 
-One table at the size of two CPU cores is to stand behind CABLE's Tables 1, 3 and 4 and its Figures
-1 and 4, CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. Each of these has
+One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its Figures 1 and 4,
+CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. Each of these has
 an entry of its own at the paper's size, in its paper's part of this page.
 """
+from experiments import cable, cope, tra
+
 # the learning rate of each family: among these, the one of lm_rates' lowest perplexity
 RATES = ("2e-3", "4e-3", "8e-3")
 PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="8e-3")
@@ -68,18 +70,12 @@ def settings():
 
 # the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length
 PAPERS = {
-    "CABLE, Table 1 (1,024)": dict(
-        cable=22.32, cable_nw=23.01, alibi=22.74, fire=22.90, t5=23.60, kerple=22.56, rope=22.26,
-        learned=23.53, sinusoidal=23.73),
-    "the same, read at 15,360": dict(
-        cable=20.33, cable_nw=21.13, alibi=21.30, fire=104.79, t5=411.09, kerple=21.58,
-        rope=375.62, sinusoidal=2017.42),
-    "CoPE, Tables 5 and 8 (1,024)": dict(
-        learned=24.87, relative=23.81, cope=23.46, cope_relative=23.23, cope_sep=23.18,
-        cope_alibi=25.09),
-    "TRA, Table 2 (128)": dict(
-        nope=31.74, learned=31.61, t5=31.27, rope=30.11, label=32.09, fox=30.30, diff=29.46,
-        cope=30.20, tra=30.04)}
+    "CABLE, Table 1 (1,024)": {row: ys[1] for row, ys in cable.TABLE1.items()},
+    "the same, read at 15,360": {row: ys[5] for row, ys in cable.TABLE1.items() if len(ys) > 5},
+    "CoPE, Tables 5 and 8 (1,024)": {
+        row: y for row, (y,) in cope.ENTRIES["cope_table5"]["published"].items()
+    } | dict(cope_sep=23.18, cope_alibi=25.09),
+    "TRA, Table 2 (128)": {row: y for row, (y,) in tra.TABLE2.items()}}
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
 ENTRIES = {
@@ -103,13 +99,13 @@ ENTRIES = {
                 "from the others in QK-norm and learning rate, too.",
                 "Some methods use far context now, which none did after 3 million bytes. From "
                 "windows of 256 to 4,096, the strided perplexity of the same tokens falls by 3.2 % "
-                "(ALiBi), 2.9 (CABLE) and .9 (FoX). Part of that may be context within 256, which "
-                "a token of a strided window of 256 has but half of; from 512 on, where every "
-                "token has all of it, it falls by 1.3, 1.1 and .3 %. TRA's stays (pre-norm: .3 % "
-                "higher): it survives, and reads no farther. CoPE's is lowest at 512, and at 4,096 "
-                "18 % higher than at 256 (with keys of their own for the gates, cope_sep, lowest "
-                "at 256, and 14 % higher); RoPE's, Diff's and peri's, which have RoPE inside, are "
-                "15 to 24 times as high.",
+                "(ALiBi), 2.9 (CABLE) and .9 (FoX). Part of that may be context within 256: in a "
+                "strided window of 256 a token has only 128 to 255 tokens before it. From 512 on, "
+                "where every token has all of it, it falls by 1.3, 1.1 and .3 %. TRA's stays "
+                "(pre-norm: .3 % higher): it survives, and reads no farther. CoPE's is lowest at "
+                "512, and at 4,096 18 % higher than at 256 (with keys of their own for the gates, "
+                "cope_sep, lowest at 256, and 14 % higher); RoPE's, Diff's and peri's, which have "
+                "RoPE inside, are 15 to 24 times as high.",
                 "CABLE's paper has 22.32 at 1,024 and 20.33 at 15,360, 8.9 % less. Here, in "
                 "windows that do not overlap, it is 8.4 % less at 16 times the length. Where every "
                 "token has at least half a window, 2.9 % is left, and from 512 on, where every "
@@ -159,8 +155,8 @@ SECTIONS = {
             "Tables 3 and 4 are its Table 1 at other sizes, its Figure 1 the upper half of Table "
             "1, its Figure 4 the row k_cable. CoPE's rows have P = 64, where P = 16 and nothing "
             "else changed is better (23.22); its Figure 3 is cope and relative read at every "
-            "length, trained on 256 and on 128 (its capped relative row is not here). TRA's Figure "
-            "4 is its Table 2 read farther.",
+            "length, trained on 256 and on 128 (only cope, trained on 256, has run; its capped "
+            "relative row is not here). TRA's Figure 4 is its Table 2 read farther.",
         ]),
     "lm_reach": dict(
         about="How far each head of lm's models looks: the share of its attention on the last n "

@@ -24,7 +24,7 @@ import runs
 import train
 from experiments import seeds, trainings
 
-FALLS = 0.03  # nats: of a validation loss over the last fifth of the steps, who is not done
+FALLS = 0.03  # nats; a run whose validation loss fell by more in its last fifth is not done
 
 
 # -----------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def beyond(run, metric, split):
 
 
 def column(task, better, form, least, function, *asked):
-    """least: the difference between worst and best from which on their colours differ in full."""
+    """least: colours span a column's worst to its best, and at least this difference."""
     return dict(task=task, better=better, form=form, least=least, read=(function, *asked))
 
 

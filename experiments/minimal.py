@@ -64,9 +64,9 @@ class MinimalTransformer(nn.Module):
         super().__init__()
         if norm not in ("none", *SCHEMES):
             raise ValueError(f"norm={norm!r} is not one of none, {', '.join(SCHEMES)}")
-        if n < 2 or min(d, d_k, d_v or d) < 1:
-            raise ValueError("a minimal transformer needs n >= 2 tokens and d, d_k, d_v >= 1")
         d_v = d if d_v is None else d_v
+        if n < 2 or min(d, d_k, d_v) < 1:
+            raise ValueError("a minimal transformer needs n >= 2 tokens and d, d_k, d_v >= 1")
         shapes = dict(E=(n, d), W_Q=(d, d_k), W_K=(d, d_k), W_V=(d, d_v), W_O=(d_v, d), U=(d, n))
         for name, shape in shapes.items():
             w = nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04)
@@ -182,13 +182,12 @@ def draw_trial(rng, peak=1e-2):
 
 def stacked(model):
     """-> logits(weights (K, N), x): what K models of this shape answer to the same x, (K, ...)."""
-    names = [n for n, _ in model.named_parameters()]
-    shapes = [p.shape for p in model.parameters()]
-    sizes = [p.numel() for p in model.parameters()]
+    shapes = {name: p.shape for name, p in model.named_parameters()}
 
     def one(row, x):
-        parts = zip(names, row.split(sizes), shapes)
-        found = functional_call(model, {n: w.view(s) for n, w, s in parts}, (x,))
+        parts = row.split([shape.numel() for shape in shapes.values()])
+        weights = {n: w.view(shapes[n]) for n, w in zip(shapes, parts)}
+        found = functional_call(model, weights, (x,))
         return found[0] if isinstance(found, tuple) else found
     return vmap(one, in_dims=(0, None))
 
@@ -366,8 +365,8 @@ def theorem(n=64, gap=10.0, sequences=64):
     for norm, formula in formulas.items():
         c = gap / formula[0]
         model = hard_coded(n, c, norm, centred=norm != "none")
-        answer = partial(lambda model, weights, x: model(x)[None], model)
-        _, measured = measure(task, answer, [0], sequences, np.random.default_rng(0))
+        _, measured = measure(task, lambda _, x, model=model: model(x)[None], [0], sequences,
+                              np.random.default_rng(0))
         rows = {k: y[0, 1:].tolist() for k, y in measured.items()}
         found[norm] = dict(formula=(c * formula).tolist(), **rows)
     return dict(n=n, lengths=lengths.tolist(), models=found)
@@ -479,8 +478,13 @@ def check(args):
     missing = [name for name in ("data", "batch_size", "longest", "at") if name not in panel]
     if missing:
         runs.fail(f"--panel has no {missing[0]}")
+    for name in ("batch_size", "longest"):
+        if type(panel[name]) is not int or panel[name] < 1:
+            runs.fail(f"--panel: {name} has to be a whole number from 1 on")
     try:
-        _, _ = panel["at"]
+        first, last = panel["at"]
+        if not 1 <= first <= last <= panel["longest"]:
+            raise ValueError("at has to be [from, to], two lengths up to longest")
         task = runs.make_task(panel)
         if task.kind != "numbers" and not task.target:
             runs.fail(f"{task.data} has no true distribution to measure by")

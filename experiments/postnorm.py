@@ -2,7 +2,7 @@
 Post-Norm can Resharpen Attention
 
 Random searches over small models (section 5.2, minimal.py), far smaller than the paper's: 1,000 to
-20,000 steps instead of 100,000 to a million, 8 to 25 trials a scheme instead of 100 (in all, or a
+100,000 steps instead of 100,000 to a million, 8 to 25 trials a scheme instead of 100 (in all, or a
 scheme: it does not say), one Dyck language, Tomita strings of 32 tokens. Our copy of the paper has
 lost its tables and many numbers: the ranges of the hyper-parameters are ours, and what a note says.
 The GPT's weights start as in every other file here.
@@ -51,8 +51,8 @@ def tomita_panels(batch_size, T, longest):
 
 MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, longest=2**14,
                                         at=(1024, 1024))}
-BEYOND = ("Above every trial, raw (filled) and with BEMA weights (open), below the metric by "
-          "length. ")
+BEYOND = ("In the figure: above, two dots a trial, of its last weights (filled) and with BEMA "
+          "(open); below, the metric by length. ")
 DYCK_SIZE = dict(trials=8, steps=1000, panels=dyck_panels(32, (2, 3, 32)),
                  note="here trained on 32 tokens")
 DYCK_PAPER = dict(trials=100, steps=100000, note="k, m and the lengths are ours",
@@ -71,8 +71,8 @@ SEARCHES = {
                 "paper shows it on a task where the right answer is a distribution: say which of n "
                 "tokens have not been said. Take a one-layer transformer with constant attention "
                 "that gives all absent tokens the same logit at every length: if the present ones "
-                "are C below them at length 2, they are only 2C / l below at length l. A norm on "
-                "the attention's output undoes the dilution.",
+                "are C below them at length 2, they are at most 2C / l below at length l. A norm "
+                "on the attention's output undoes the dilution.",
                 "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
                 "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
                 "dilute as without a norm; under a pre-norm with a final norm the precision falls "
@@ -110,7 +110,8 @@ SEARCHES = {
                 "to two thirds of its median.",
                 "From one token, p* itself, only output and peri are better than pre (21 and 20 of "
                 "25): both have a norm on the attention's output and none on the embeddings. "
-                "pre_final, post and peri_init, which has that, are worse than pre in 23 of 25.",
+                "pre_final, post and peri_init, which does have one on the embeddings, are worse "
+                "than pre in 23 of 25.",
                 "Trained on samples for 20,000 steps all five are better than pre (19 to 25 of "
                 "25), but by less: the lowest medians are .399 (one token) and .324 (two), with p* "
                 "itself .059 and .022. (A step has 32 strings with samples, 16 with p* itself.)",
@@ -132,8 +133,9 @@ SEARCHES = {
                 "At twice the training length BEMA is not better than the last weights: in 10 to "
                 "12 of 25 trials (p .42 or more). EMA, without the correction, is in 2 to 8 "
                 "(worse, p < .001, for pre and pre_final), and worse than BEMA in 20 to 24 (p .004 "
-                "or less). BEMA's best trials are .1206 for .1205, .0175 for .0176 and .0593 for "
-                ".0563; the paper has them a little better in most cases.",
+                "or less). The best trial has .1206 with BEMA and .1205 without (pre), .0175 and "
+                ".0176 (pre_final), .0593 and .0563 (peri); the paper has BEMA a little better in "
+                "most cases.",
                 "Its settings are drawn at random, in ranges that are ours, as our copy of the "
                 "paper has none: kappa, from .3 to 1, says how many steps are averaged, at 1 "
                 "nearly all. Where it was below .6 BEMA is better than the last weights in 8 of 10 "

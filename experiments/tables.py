@@ -152,7 +152,7 @@ def text_table(result):
                     there = at.index(n) < len(theirs)
                     cells.append(f"{theirs[at.index(n)]:.2f}" if there else "-")
             if len(lengths) > 1:
-                far = [p[last] / p[first] for p in known if last in p]
+                far = [p[last] / p[first] for p in known if first in p and last in p]
                 cells.append(f"{statistics.mean(far):.3f}" if far else "-")
             if ratio:
                 cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
@@ -316,7 +316,7 @@ def sign_test(pairs):
 
 
 def weights_of(result):
-    """Whose numbers all trials of a search have, of raw, ema (not in older ones) and bema."""
+    """Whose numbers all trials of a search have, of raw, ema (where it is shown) and bema."""
     trials = [t for panel in result["panels"] for found in panel["schemes"].values()
               for t in found["trials"]]
     return [name for name in ("raw", "ema", "bema")
@@ -393,9 +393,9 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
 def bench_table(result):
     """Whatever kinds of measurement are in a JSON of bench.py."""
     text = []
-    if "train" in result or "decode" in result or "memory" in result:
-        kinds = [k for k in ("train", "decode", "memory") if k in result]
-        text.append(models_table({k: result[k] for k in kinds}))
+    kinds = {k: result[k] for k in ("train", "decode", "memory") if k in result}
+    if kinds:
+        text.append(models_table(kinds))
     if "generate" in result:
         text.append(models_table({"generate": result["generate"]}))
     if "attention" in result:
@@ -526,9 +526,12 @@ def older(entry, scale, result):
 
 
 def read(path):
-    """A JSON file of results/."""
+    """A JSON file of results/: a dict."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict):
+            raise ValueError
+        return found
     except ValueError:
         runs.fail(f"{path} is damaged: restore or remove it")
 
@@ -643,7 +646,8 @@ def entry_part(stem, entry, scale, result):
     why, reads = older(entry, scale, result), entry[scale].get("reads", [])
     if why:
         said = f"Not shown: `results/{stem}.json` is of an older definition of this entry ({why})."
-        return part(stem, entry["about"], [result["command"]], "", said, [], [])
+        command = f"python reproduce.py {stem.removesuffix(f'.{scale}')} --scale {scale}"
+        return part(stem, entry["about"], [command], "", said, [], [])
     figures = [f"{stem}.png", f"{stem}.steps.png", f"{stem}.reading.png"]
     return part(stem, result["about"], [result["command"]], how(result), table(result), reads,
                 figures)

@@ -20,7 +20,7 @@ from data.text import absolute
 
 
 def options(words):
-    """Flags -> {name: value in words}: True or False where they have none."""
+    """Flags -> {name: value}, both strings; a flag without a value is "True" or "False"."""
     found, last = {}, None
     for word in words:
         if word.startswith("--no-"):
@@ -65,6 +65,9 @@ def differing(config, words):
 def check(out, config, words):
     """The run in out must be the entry's."""
     found = differing(config, words)
+    has, asked = config.get("compile", "auto"), options(words).get("compile", "auto")
+    if not found and (has == "on") != (asked == "on"):
+        found = f"compile={has}, this command has {asked}"
     if found:
         raise RuntimeError(f"{out} holds a run with {found}: move it away, and run this again")
 
@@ -146,19 +149,19 @@ def training(row, entry, scale, device, run):
     if not done:
         run(*command)
     found, log = json.loads(evaluated.read_text()), runs.read_log(folder)
+
+    def curve(key):
+        return [[r["iter"], r[key]] for r in log if key in r]
     if "kept" in scale:
         measured_alike(found, scale["kept"], row.out)
     found["environment"] = checkpoint.get("environment", found["environment"])  # the training's
     found["more"] = dict(label=row.label, train_command=shlex.join(start),
                          environment=found["environment"])
-    history = [[r["iter"], r["scores"]] for r in log if "scores" in r]
-    if history:
-        found["more"]["history"] = history
+    if curve("scores"):
+        found["more"]["history"] = curve("scores")
     if "losses" in entry:
-        for key in ("loss", "val_loss"):
-            found["more"][key] = [[r["iter"], r[key]] for r in log if key in r]
-    losses = [[r["iter"], r["val_loss"]] for r in log if "val_loss" in r]
-    found["more"]["fell"] = fell(losses, checkpoint["config"]["max_iters"])
+        found["more"] |= dict(loss=curve("loss"), val_loss=curve("val_loss"))
+    found["more"]["fell"] = fell(curve("val_loss"), checkpoint["config"]["max_iters"])
     return found
 
 
