@@ -37,6 +37,7 @@ BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
 
 
+# {kind of data: what a message calls it}
 CALLED = dict(text="text", symbols="a synthetic task", pairs="a search")
 
 
@@ -135,13 +136,11 @@ def evaluate_text(args, loaded, device, context, words):
     N, skipped = len(stream) - 1, lengths[-1] // 2
     print(f"perplexity on {N:,} tokens of {task.meta['corpus']} ({split}), "
           f"the same at every length; {words}")
-    kinds = dict(perplexity=token_losses)
+    kinds, width = dict(perplexity=token_losses), max(len(run.name) for run in loaded)
     if args.strided:
         print(f"strided: windows that overlap by half, the second halves scored: {N - skipped:,} "
               "tokens, the same at every length")
         kinds["strided"] = partial(strided_losses, longest=lengths[-1])
-    width = max(len(run.name) for run in loaded)
-    if args.strided:
         width = max(width, len("  strided"))
     print(" " * width + "".join(f"{T:>10,}" for T in lengths))
     rows = []
@@ -199,7 +198,9 @@ def text_to_score(args, loaded):
     known = [] if args.data else loaded
     for run in known:
         runs.check_text(run.path, run.checkpoint, "data")
-    task = runs.make_task(first.config | dict(data=args.data or name, block_size=1))
+    limits = [run.config["max_tokens"] for run in loaded]  # 0 is all
+    task = runs.make_task(first.config | dict(data=args.data or name, block_size=1,
+                                              max_tokens=max(limits) if all(limits) else 0))
     for run in known:
         runs.check_source(run.path, run.checkpoint, task, "data")
     return task
@@ -243,11 +244,12 @@ def interval(count, out_of):
 @torch.no_grad()
 def task_scores(model, task, split, sequences, seed, device, context):
     """
-    Over so many new sequences of a split, the same for every model -> {metric: dict(value, low,
-    high)}; {metric: (T,) by position}: the total variation distance of a task with a known target,
-    the AUC (NaN where it is not defined) of one with a contrast; and by what sequences ask for,
-    {"by_answer": {answer: [sequences, the first metric]}, "by_distance": the same, at 1, 2 to 3, 4
-    to 7, ... tokens}.
+    Over so many new sequences of a split, the same for every model ->
+    scores     {metric: dict(value, low, high)}
+    positions  {metric: (T,)}: tvd where the task knows its target, auc (NaN where it is not
+               defined) where it has a contrast
+    groups     {"by_answer" or "by_distance": {key: [sequences, the first metric]}}; distances are
+               in powers of two: 1, 2 to 3, 4 to 7, ... tokens
     """
     counts, contrast, distance, answers, distances = {}, [], [], [], []
     for first in range(0, sequences, CHUNK):
@@ -303,9 +305,10 @@ def evaluate_task(args, loaded, device, context, words):
     """A task: every model, length and split -> what goes into the JSON."""
     name = loaded[0].config["data"]
     tasks = tasks_to_score(args, loaded)
-    splits = list(next(iter(tasks.values())).splits[1:])
+    task = next(iter(tasks.values()))
+    splits = list(task.splits[1:])
     if args.split:
-        runs.check_split(args.split, next(iter(tasks.values())))
+        runs.check_split(args.split, task)
         splits = [args.split]
     print(f"{name}: {args.sequences:,} new sequences a split, % [95 % interval]; {words}")
     rows = []
@@ -471,10 +474,11 @@ def evaluate_pairs(args, loaded, device, context, words):
         places = search(run, task, documents, queries, of, bm25, device, context)
         row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
-            row["search"][reading] = {L: summary(found[L], of, args.seed) for L in found}
-            cells = [f"{100 * s['ndcg@10']['value']:>10.2f}" if s else f"{'-':>10}"
-                     for s in (row["search"][reading].get(L) for L in lengths)]
+            scored = {L: summary(found[L], of, args.seed) for L in found}
+            percent = {L: f"{100 * s['ndcg@10']['value']:.2f}" for L, s in scored.items()}
+            cells = [f"{percent.get(L, '-'):>10}" for L in lengths]
             print(f"{run.name + '  ' + reading:<{width}}{''.join(cells)}", flush=True)
+            row["search"][reading] = scored
         row["by_answer_at"] = by_evidence(places, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
         rows.append(row)
@@ -617,8 +621,7 @@ def parse(argv):
         help=f"text: how much of the split to score; 0 is all (default: {usual['tokens']})")
     add("--strided", action="store_true",
         help="text: also windows that overlap by half, only their second halves scored, so that "
-             "every token has at least half a window to look back on; takes twice as long again, "
-             "so it has to be asked for")
+             "every token has at least half a window to look back on; three times as long in all")
     add("--sequences", type=int,
         help=f"task: how many to score, per split (default: {usual['sequences']})")
     add("--queries", type=int,
@@ -654,12 +657,10 @@ def main(argv=None):
                       "score them one by one")
         if kind == "pairs" and args.data == name:  # its --data is a corpus
             args.data = None
-        other = args.data or name
-        if other == name or kind == "pairs":
-            continue
-        if not (kind == runs.find_task(other).kind == "text"):
-            runs.fail(f"{run.path} was trained on {name}, not on {other}: "
-                      f"it can be scored on {name} only")
+        if kind != "pairs" and args.data not in (None, name):
+            if not kind == runs.find_task(args.data).kind == "text":
+                runs.fail(f"{run.path} was trained on {name}, not on {args.data}: it can be "
+                          f"scored on {'text' if kind == 'text' else name} only")
     own, usual = runs.SCORED[kind]
     for other, (size, _) in runs.SCORED.items():
         for flag in (size, "strided") if other == "text" else (size,):

@@ -74,12 +74,12 @@ def make_parser():
 
 def read_prompt(args):
     """The prompt as bytes; None to begin a new document."""
-    if args.prompt is not None and args.prompt_file:
+    if None not in (args.prompt, args.prompt_file):
         runs.fail("give --prompt or --prompt_file, not both")
     prompt = None
     if args.prompt is not None:
         prompt = args.prompt.encode("utf-8", "surrogateescape")
-    if args.prompt_file:
+    if args.prompt_file is not None:
         try:
             prompt = Path(args.prompt_file).read_bytes()
         except OSError as e:
@@ -157,12 +157,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
 def read_files(where):
     """{name: text} of the files of a folder, or of one file. Raises ValueError."""
     identify(where)
-    root = absolute(where)
-    folder = root.parent if root.is_file() else root
-    found = {}
-    for file in own_files(root):
-        found[str(file.relative_to(folder))] = file.read_text(errors="replace")
-    return found
+    files = own_files(absolute(where))
+    return {name: file.read_text(errors="replace") for name, file in files.items()}
 
 
 def main(argv=None):

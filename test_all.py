@@ -31,6 +31,7 @@ import select
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -2261,6 +2262,22 @@ def test_a_few_long_documents_are_still_whole_and_max_tokens_is_a_limit(prepared
         data.text.prepare(docs, "bytes", -5)
 
 
+def test_a_folder_that_holds_our_own_files_and_a_name_that_is_empty(prepared, monkeypatch):
+    home = Path(documents(prepared / "home", ["one", "two", "three"]))
+    monkeypatch.setattr(data.text, "PREPARED", home / "data" / "prepared")
+    for path in ("data/prepared/x/meta.json", "out/run/log.jsonl", ".git/config", "sub/four.txt"):
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text("text")
+    assert list(data.text.own_files(home)) == ["00.txt", "01.txt", "02.txt", "sub/four.txt"]
+    monkeypatch.chdir(home)
+    assert data.text.prepare(".", "bytes")[1]["corpus"] == "home"
+    for path in ("", "gone"):
+        with pytest.raises(ValueError, match="no text is named|no such corpus"):
+            data.text.prepare(path, "bytes")
+    with pytest.raises(ValueError, match="no text is named"):
+        data.text.absolute("")
+
+
 def test_one_file_is_cut_by_position(prepared):
     (prepared / "one.txt").write_bytes(bytes(range(200)) * 10)
     task = data.text.Task(data=str(prepared / "one.txt"), block_size=8)
@@ -2321,18 +2338,13 @@ def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    body, ranges, breaks = b"", True, False
+    body, breaks = b"some text " * 500, False
 
     def do_GET(self):
-        start = 0
-        if self.headers["Range"] and self.ranges:
-            start = int(self.headers["Range"].split("=")[1][:-1])
-        if start >= len(self.body):
-            return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(self.body) - start))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
-        self.wfile.write(self.body[start:start + 1000] if self.breaks else self.body[start:])
+        self.wfile.write(self.body[:1000] if self.breaks else self.body)
 
     def log_message(self, *args):
         pass
@@ -2340,8 +2352,6 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(Server, "body", rng().integers(0, 256, 5000).astype(np.uint8).tobytes())
-    monkeypatch.setattr(Server, "ranges", True)
     monkeypatch.setattr(Server, "breaks", False)
     running = http.server.HTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
@@ -2350,34 +2360,36 @@ def server(monkeypatch):
     running.server_close()
 
 
-def test_downloads_continue_and_are_checked(tmp_path, server):
-    url = f"http://127.0.0.1:{server.server_port}/x"
-    path, part = tmp_path / "x", tmp_path / "x.part"
+def test_a_download_is_whole_and_the_right_one(tmp_path, server):
+    url, path = f"http://127.0.0.1:{server.server_port}/x", tmp_path / "new" / "x"
     sha = hashlib.sha256(Server.body).hexdigest()
-    Server.breaks = True  # the line breaks every 1,000 bytes: three times in vain
-    for n in (1000, 2000, 3000):
-        with pytest.raises(ValueError, match="run it again to continue"):
-            data.text.download(url, path, sha)
-        assert part.stat().st_size == n and not path.exists()
-    Server.breaks = False
-    assert data.text.download(url, path, sha).read_bytes() == Server.body
-    path.unlink()
-    Server.ranges = False  # a server that cannot continue: from the beginning
-    part.write_bytes(b"old" * 9)
-    assert data.text.download(url, path, sha).read_bytes() == Server.body
-    path.unlink()
-    Server.ranges = True
-    part.write_bytes(b"old" * 9)  # another file's beginning
-    with pytest.raises(ValueError, match="checksum"):
-        data.text.download(url, path, sha)
-    assert not path.exists()
-    part.write_bytes(Server.body + b"more")  # longer than the file: 416, and from the beginning
-    assert data.text.download(url, path, sha).read_bytes() == Server.body
-    path.unlink()
-    server.shutdown()
-    server.server_close()
+    with pytest.raises(ValueError, match="checksum: it is not the file it was"):
+        data.text.download(url, path, "0" * 64)
+    Server.breaks = True  # the line breaks after 1,000 bytes
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
         data.text.download(url, path, sha)
+    assert not path.exists()
+    Server.breaks = False
+    assert data.text.download(url, path, sha).read_bytes() == Server.body
+    server.shutdown()
+    server.server_close()
+    assert data.text.download(url, path, sha) == path  # it is there already
+    assert [file.name for file in path.parent.iterdir()] == ["x"]
+    path.unlink()
+    with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
+        data.text.download(url, path, sha)
+
+
+def test_a_download_from_what_is_no_web_server(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        def answer():
+            with listening.accept()[0] as line:
+                line.recv(4096)
+                line.sendall(b"hello\n")
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
+            data.text.download(f"http://127.0.0.1:{listening.getsockname()[1]}/x",
+                               tmp_path / "x", "0" * 64)
 
 
 def test_wikitext_lines_become_articles(monkeypatch):
@@ -2469,16 +2481,17 @@ def test_what_another_reads_is_not_removed_and_what_the_dead_left_is(prepared):
     folder, _, _ = data.text.look_up(str(docs), "bytes")
     (docs / "00.txt").touch()  # the same text again: the same streams
     assert data.text.Task(data=str(docs), block_size=8).source == first.source
-    for stray in (f"{folder.name}.partial", "gone-bytes.partial", "older-bytes.partial123",
+    for stray in (f"{folder.name}.partial", "gone-bytes.partial", "older-bytes.partial",
                   "fineweb-bytes.partial"):
         (home / stray).mkdir()
     (home / "fineweb-bytes.partial" / "progress.json").write_text("{}")
     (home / "busy-bytes.partial").mkdir()
+    (home / "a.partial-bytes").mkdir()  # a finished one: its text is called a.partial
     with data.text.locked(home / "busy-bytes"):
         (docs / "00.txt").write_text("<new>" * 50)
         second = data.text.Task(data=str(docs), block_size=8)
     left = {path.name for path in home.glob("*.partial*")}
-    assert left == {"busy-bytes.partial", "fineweb-bytes.partial"}
+    assert left == {"busy-bytes.partial", "fineweb-bytes.partial", "a.partial-bytes"}
     both = {first.source[:16], second.source[:16], "meta.json"}
     assert {path.name for path in folder.iterdir()} == both
     del first
@@ -3325,6 +3338,19 @@ def test_prose_gives_up_some_sentences():
         assert query not in document
         if sentences[after] in document:
             assert document[at:].split()[:2] == sentences[after].split()[:2]
+
+
+def test_the_document_of_a_last_sentence_is_not_empty(tmp_path, monkeypatch):
+    """Its place is the end of the text: the window begins before it."""
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    texts = [f"It has a few words in its first sentence, number {n}. "
+             f"It has a few more of them in its second, after number {n}." for n in range(200)]
+    task = data.retrieval.Task(corpus=documents(tmp_path / "prose", texts), tokenizer="bytes",
+                               block_size=32, query_size=32)
+    at, of = task.pairs["train.at"], task.pairs["train.of"]
+    assert (at == np.diff(task.pairs["train.documents.starts"])[of]).any()
+    x, _ = task.batch("train", 400, rng())
+    assert (x[:, 32:64] != 0).any(1).all()
 
 
 def test_packages_are_split_as_a_whole():
@@ -5153,6 +5179,7 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("sample.py cable --prompt=", "the prompt is empty"),
     ("sample.py cable --prompt_file gone.txt", "could not read gone.txt"),
     ("sample.py cable --prompt_file empty.txt", "the prompt is empty"),
+    ("sample.py cable --prompt_file ''", "could not read "),
     ("sample.py cable --prompt x --prompt_file empty.txt", "--prompt or --prompt_file, not both"),
     ("sample.py cable --max_new_tokens 0", "--max_new_tokens and --num_samples must be at least 1"),
     ("sample.py cable --temperature nan", "--temperature and --top_k must be 0 or more"),
@@ -5272,6 +5299,18 @@ def test_perplexities_of_different_tokenizers_are_not_compared(trained, home, mo
     said = complaint(home, "eval.py", trained / "cable", "mine", "--lengths", 16)
     assert "say which to score with --data" in said
     command(home, "eval.py", trained / "cable", "mine", "--lengths", 16, "--data", "notes")
+
+
+def test_how_much_is_scored_does_not_depend_on_the_order_of_runs(trained, home):
+    command(home, "train.py", "--data", trained / "notes", "--max_tokens", 2000, "--max_iters", 1,
+            "--no-evaluate", *TINY_FLAGS, "--out_dir", "some")
+    said = []
+    for names in ((trained / "cable", "some"), ("some", trained / "cable")):
+        out, _ = command(home, "eval.py", *names, "--data", trained / "notes", "--lengths", 16)
+        said.append(re.search(r"perplexity on [\d,]+ tokens", out)[0])
+    assert said[0] == said[1]
+    out, _ = command(home, "eval.py", "some", "--data", trained / "notes", "--lengths", 16)
+    assert said[0] not in out
     assert (home / "out" / "eval.json").exists()
 
 

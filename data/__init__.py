@@ -21,8 +21,8 @@ KINDS = ("text", "symbols", "numbers", "pairs")
 class Task:
     """
     The contract. A task is a file data/NAME.py with a class Task, asked for as --data NAME. It must
-    have `batch` and `vocab_size`; what else it leaves out is as written here. Of symbols the
-    scripts use nothing but these members; text.py and retrieval.py have more.
+    have `batch` and `vocab_size`; what else it leaves out is as written here. Of a task of kind
+    `symbols` the scripts use nothing but these members; text.py and retrieval.py have more.
 
     A field, which is a member with a type, is also a flag of train.py, its comment the flag's help.
     Settings that do not fit raise ValueError, one line for the user, in __post_init__.
@@ -118,9 +118,8 @@ def with_a_file():
 
 def find(name):
     """data/NAME.py has the class of the task NAME; any other name is text. Raises ValueError."""
-    if name.replace("-", "_").isidentifier() and name not in ("__init__", "text"):
-        if (FOLDER / f"{name}.py").exists():
-            return load(name)
+    if name in with_a_file():
+        return load(name)
     text = importlib.import_module("data.text")
     if name not in text.CORPORA and not os.path.exists(os.path.expanduser(name)):
         hint = nearest(name, known())
@@ -188,7 +187,7 @@ class BrokenTask(Exception):
 
 
 def checked(check, function):
-    """A task's batch or score that checks its first result, of batch for each split and size."""
+    """A task's batch or score that checks its first result; batch's for each split and size."""
     @functools.wraps(function)
     def wrapped(self, first, *rest):
         found = function(self, first, *rest)

@@ -9,10 +9,10 @@ increment is drawn again, as another operation, where nothing is set or its vari
 operations of a program that sets nothing are also drawn again. Then one of the set variables is
 printed: loss and score count that one answer, a token from 0 to 10. Only the last block_size tokens
 before the answer are kept, as in the authors' code: of long programs the beginning is lost, and
-sometimes the setting that matters with it. The authors' release has fewer tokens, `pass;` 1 and
-`a ++;` 2, so that 13 % of the paper's programs are cut instead of 53 %: --joined, which is the
-paper's size here. Training has n_train fixed programs; test sets are drawn
-anew: iid, pass100 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
+sometimes the setting that matters with it. In the authors' release `pass;` is one token and `a ++;`
+two, so that 13 % of the paper's programs are cut instead of 53 %: --joined does the same, and
+--size paper has it on. Training has n_train fixed programs; test sets are drawn anew: iid, pass100
+and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
 """
 from dataclasses import dataclass
 from functools import cached_property

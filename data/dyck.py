@@ -103,7 +103,7 @@ class Task(data.Task):
         return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
 
     def contrast(self, logits, x):
-        """The end's logit, and whether the string may end there, which only even counts may."""
+        """The end's logit, and whether the string may end there: every bracket is closed."""
         depth, _ = self.states(x)
         return logits[..., EOS], depth == 0
 

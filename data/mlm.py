@@ -3,9 +3,9 @@ Masked tokens: what an encoder learns its language from (Devlin et al., 2019; CA
 
     def [MASK](x): return [MASK](x)      which tokens were there?
 
-A sequence is a window of one document, cut anywhere, padded where the document is shorter. Of its
-tokens 15 % are to be told: 80 % of these are masked, 10 % are replaced by any token, 10 %
-stay as they are. Documents and splits are those of data/text.py; the tokens are the commonest of
+A sequence is a window of one document, cut anywhere, padded where the document is shorter. 15 % of
+its tokens are to be predicted: 80 % of these are masked, 10 % are replaced by any token, 10 % stay
+as they are. Documents and splits are those of data/text.py; the tokens are the commonest of
 its training split, after three of their own: 0 PAD, 1 MASK, 2 UNK.
 """
 import functools
@@ -24,7 +24,7 @@ class Task(text.CutTask):
     tokenizer: str = "gpt2"   # gpt2 or bytes
     max_vocab: int = 8192     # tokens of it that are kept, the commonest
     max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
-    p_told: float = 0.15      # share of tokens to be told
+    p_told: float = 0.15      # share of tokens to predict
 
     splits = text.SPLITS
     # paper: CABLE, section 5.2 (bert-base); nano: for one CPU core
@@ -67,7 +67,7 @@ class Task(text.CutTask):
         return found
 
     def windows(self, split, batch_size, rng):
-        """Windows of documents, long ones as often as they have tokens -> (B, T) int64."""
+        """Windows of documents, each drawn in proportion to its length -> (B, T) int64."""
         stream, T = self.text.tokens(split), self.block_size
         starts, lengths = self.documents[split]
         ends = lengths.cumsum()
@@ -81,7 +81,7 @@ class Task(text.CutTask):
         return np.where(inside, self.table[tokens], PAD)
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (B, T) int64; y is what was there, -1 where nothing is to be told."""
+        """-> x, y (B, T) int64; y is what was there, -1 where nothing is to be predicted."""
         tokens = self.windows(split, batch_size, rng)
         real = tokens != PAD
         # the same share of every sequence, at least one token

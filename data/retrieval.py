@@ -8,7 +8,7 @@ Real pairs from what every machine has: the query is the first paragraph of the 
 function or class; all such docstrings on lines of their own are removed. To train on, the document
 is a window of block_size tokens with the definition in it; to test, a whole file of other packages,
 of which an encoder may read as much as it can, the definition anywhere in it. Text that is not
-Python gives up some of its sentences as queries. What occurs twice is left out.
+Python gives up some of its sentences as queries. A query that occurs twice is left out.
 msmarco has its own queries and passages, and is tested on MLDR's long documents.
 
 The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find
@@ -105,7 +105,8 @@ class Task(text.CutTask):
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
         queries = self.cut(f"{split}.queries", n, 0, self.query_size)
         # the definition begins in the first half of the window
-        start = (at[n] - rng.integers(0, self.block_size // 2 + 1, len(n))).clip(0)
+        last = np.diff(self.pairs[f"{split}.documents.starts"])[of[n]] - 1  # prose may end there
+        start = np.minimum(at[n] - rng.integers(0, self.block_size // 2 + 1, len(n)), last).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
         other, first = self.negatives(split, n)
         negatives = self.cut(f"{split}.documents", other, first.clip(0), self.block_size)
@@ -164,8 +165,9 @@ class Task(text.CutTask):
 
     def loss(self, model, x, y):
         """
-        InfoNCE both ways (van den Oord et al., 2018). What another pair found at the same place is
-        no negative: it may be as right. Raises ValueError for a single pair.
+        InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
+        overlaps the query's own is no negative: it may be as right. Raises ValueError for a single
+        pair.
         """
         if len(x) < 2:
             raise ValueError("a batch of one pair has nothing to tell its document from: "
@@ -304,13 +306,12 @@ def tokenized(splits, encoding):
 
 def encoded(texts, encoding, at_once=1000):
     """-> the tokens of all texts, one after the other, and where each begins; the last ends."""
-    parts, starts = [np.zeros(0, np.uint16)], [0]
+    parts = [np.zeros(0, np.uint16)]
     for n in range(0, len(texts), at_once):
         some = texts[n:n + at_once]
         for ids in encoding.encode_ordinary_batch(some, num_threads=os.cpu_count()):
             parts.append(np.array(ids, np.uint16))
-            starts.append(starts[-1] + len(ids))
-    return np.concatenate(parts), np.array(starts)
+    return np.concatenate(parts), np.cumsum([len(part) for part in parts])
 
 
 def from_documents(corpus):

@@ -10,11 +10,12 @@ Text, from a known corpus or from your own file or folder, as one long stream of
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
 
-Every document follows an end-of-text token. Train, val and test never share a document, those of
-packages no package (`collections`, `torch`, ...). Only where there are fewer than three, or holding
-some out leaves less than half of the text to train on, is it cut by position: 90 %, 5 %, 5 %.
-Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16: meta.json says what they are, and a
-folder beside it, named by their sha256, has a file per split.
+Every document follows an end-of-text token, and is in one split only, train, val or test; in
+`packages` that holds for a whole package (`collections`, `torch`, ...). With fewer than three
+documents, or where holding some out leaves less than half of the text to train on, the text is cut
+by position instead: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16:
+meta.json says what they are, and a folder beside it, named by the beginning of their sha256, has a
+file per split.
 """
 import hashlib
 import importlib.metadata
@@ -30,8 +31,10 @@ import sys
 import sysconfig
 import time
 import urllib.request
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +53,6 @@ except ImportError:  # Windows
 PREPARED = Path(__file__).resolve().parent / "prepared"
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.05  # share of the text in val, and again in test
-UNLIMITED = 1 << 62
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
@@ -95,9 +97,7 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
-        if not self.meta:
-            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
@@ -179,7 +179,8 @@ def encode(encoding, documents):
             raise ValueError("the text is not UTF-8, which the gpt2 tokenizer needs; "
                              "convert it (iconv -t UTF-8), or use --tokenizer bytes") from e
         found = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count())
-    return [np.concatenate(([encoding.eot_token], ids)).astype(np.uint16) for ids in found]
+    return [np.concatenate(([encoding.eot_token], ids), dtype=np.uint16, casting="unsafe")
+            for ids in found]
 
 
 # what encoders read: the commonest tokens of a tokenizer, after three of their own
@@ -244,26 +245,25 @@ def look_up(data, tokenizer, max_tokens=0):
         name, source = data, SOURCES[data]
     else:
         name, source = identify(data)
-    limit = f"-{max_tokens}" if max_tokens else ""
-    folder = PREPARED / f"{name}-{tokenizer}{limit}"
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
-        meta = {}
+    folder, meta = home_of(name, tokenizer, max_tokens)
     ready = meta.get("source") == source and (folder / meta["sha256"][:16]).exists()
     return folder, source, meta if ready else {}
 
 
 def was_prepared(data, tokenizer, max_tokens, sha256):
     """Whether a corpus is known by name, or its tokens lie here, with this sha256 of them."""
-    if data in CORPORA:
-        return True
+    _, meta = home_of(name_of(data), tokenizer, max_tokens)
+    return data in CORPORA or meta.get("sha256") == sha256
+
+
+def home_of(name, tokenizer, max_tokens):
+    """-> the folder of a corpus' tokens, and its meta, {} if there is none."""
     limit = f"-{max_tokens}" if max_tokens else ""
-    path = PREPARED / f"{name_of(data)}-{tokenizer}{limit}" / "meta.json"
+    folder = PREPARED / f"{name}-{tokenizer}{limit}"
     try:
-        return json.loads(path.read_text())["sha256"] == sha256
-    except (FileNotFoundError, ValueError):
-        return False
+        return folder, json.loads((folder / "meta.json").read_text())
+    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
+        return folder, {}
 
 
 def prepare(data, tokenizer, max_tokens=0):
@@ -285,7 +285,7 @@ def prepare(data, tokenizer, max_tokens=0):
             work = folder.with_name(f"{folder.name}.partial")
             try:
                 counts = write(documents, encoding, work, max_tokens, stream)
-                corpus = data if data in CORPORA else Path(data).name
+                corpus = data if data in CORPORA else absolute(data).name
                 meta = dict(corpus=corpus, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
                             tokens=counts, source=source, sha256=checksum(work))
                 switch(folder, work, meta)
@@ -316,8 +316,8 @@ def clean_up(mine):
     Remove what dead processes left half done: working folders that nobody has locked, and `mine`,
     which this process has. A stream's are kept.
     """
-    for work in PREPARED.glob("*.partial*"):
-        name = work.name[:work.name.rindex(".partial")]
+    for work in PREPARED.glob("*.partial"):
+        name = work.stem
         if (work / "progress.json").exists():
             continue
         with open(work.with_name(f"{name}.lock"), "a") as lock:
@@ -417,20 +417,16 @@ def write(documents, encoding, work, max_tokens, stream):
 def quotas(max_tokens):
     """{split: how many tokens it takes at most}."""
     if not max_tokens:
-        return dict.fromkeys(SPLITS, UNLIMITED)
+        return dict.fromkeys(SPLITS, sys.maxsize)
     held_out = round(max_tokens * HELD_OUT)
     return dict(train=round(max_tokens * (1 - 2 * HELD_OUT)), val=held_out, test=held_out)
 
 
 def open_streams(work, counts):
     """{split: its file}, open for more tokens after the first counts[split]."""
-    files = {}
-    for split in SPLITS:
-        path = work / f"{split}.bin"
-        path.touch()
-        files[split] = open(path, "r+b")
-        files[split].truncate(2 * counts[split])
-        files[split].seek(0, os.SEEK_END)
+    files = {split: open(work / f"{split}.bin", "ab") for split in SPLITS}
+    for split, f in files.items():
+        f.truncate(2 * counts[split])
     return files
 
 
@@ -453,9 +449,8 @@ def restore(progress, documents):
 
 def cut(ids, files, counts):
     """Split one stream of tokens by position."""
-    train_end = int(len(ids) * (1 - 2 * HELD_OUT))
-    val_end = int(len(ids) * (1 - HELD_OUT))
-    for split, part in zip(SPLITS, (ids[:train_end], ids[train_end:val_end], ids[val_end:])):
+    ends = [int(len(ids) * (1 - 2 * HELD_OUT)), int(len(ids) * (1 - HELD_OUT))]
+    for split, part in zip(SPLITS, np.split(ids, ends)):
         files[split].write(part.tobytes())
         counts[split] += len(part)
 
@@ -466,8 +461,7 @@ def cut(ids, files, counts):
 def open_corpus(data):
     """A corpus' documents, none of them read yet."""
     if data == "stdlib":
-        root = Path(sysconfig.get_paths()["stdlib"])
-        return local(library_files(root), root)
+        return local(library_files(Path(sysconfig.get_paths()["stdlib"])))
     if data == "packages":
         return packages()
     if data == "shakespeare":
@@ -476,62 +470,58 @@ def open_corpus(data):
         return wikitext()
     if data == "fineweb_edu":
         return HubStream("HuggingFaceFW/fineweb-edu", "sample-10BT")
-    path = absolute(data)
-    root = path.parent if path.is_file() else path
-    return local(own_files(path), root)
+    return local(own_files(absolute(data)))
 
 
 def absolute(path):
-    """Of a user's path. The home of somebody who is not there stays as it is written: ~nobody."""
+    """A user's path; ~nobody stays as it is where there is no such user."""
+    if not path:
+        raise ValueError("no text is named")
     return Path(os.path.expanduser(path)).resolve()
 
 
 def library_files(root):
-    """A library's modules, without its tests and what differs between machines."""
+    """{name: path} of a library's modules, without tests and what differs between machines."""
     left_out = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages",
                 "__pycache__"}
-    files, size = [], 0
+    files = {}
     for path in sorted(root.rglob("*.py")):
-        tests = left_out & set(path.relative_to(root).parts)
-        if not tests and not path.name.startswith("_sysconfigdata"):
-            files.append(path)
-            size += path.stat().st_size
-    if size < 1_000_000:
+        name = path.relative_to(root)
+        if not left_out & set(name.parts) and not path.name.startswith("_sysconfigdata"):
+            files[name.as_posix()] = path
+    if sum(path.stat().st_size for path in files.values()) < 1_000_000:
         raise ValueError(f"this Python has no standard library sources in {root}; "
                          "give your own text: --data PATH")
     return files
 
 
 def own_files(path):
-    """A user's file, or the text files of a folder, hidden ones left out."""
+    """
+    {name: path} of a user's file, or of the text files of a folder, without hidden ones and without
+    what the scripts here write.
+    """
     if path.is_file():
-        return [path]
-    files = []
+        return {path.name: path}
+    files, ours = {}, {PREPARED, PREPARED.parents[1] / "out"}
     for file in sorted(path.rglob("*")):
-        parts = file.relative_to(path).parts
-        if not file.is_file() or any(part.startswith(".") for part in parts):
+        name = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if not file.is_file() or hidden or ours & set(file.parents):
             continue
         with file.open("rb") as f:
             if b"\0" not in f.read(4096):  # else no text
-                files.append(file)
+                files[name.as_posix()] = file
     return files
 
 
 def identify(data):
     """A name for the tokens of a user's file or folder, and what identifies its present version."""
     path = absolute(data)
-    if not data:
-        raise ValueError("no text is named")
     if not path.exists():
         raise ValueError(f"no such corpus, file or folder: {data}")
-    files = own_files(path)
-    root = path.parent if path.is_file() else path
-    stat, size = [], 0
-    for file in files:
-        s = file.stat()
-        stat.append((str(file.relative_to(root)), s.st_size, s.st_mtime_ns))
-        size += s.st_size
-    if not size:
+    stats = [(name, file.stat()) for name, file in own_files(path).items()]
+    stat = [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
+    if not sum(s.st_size for _, s in stats):
         raise ValueError(f"{data} has no text in it")
     version = hashlib.sha256(repr(stat).encode()).hexdigest()[:16]
     return name_of(data), f"{path.name} {version}"
@@ -544,34 +534,30 @@ def name_of(data):
     return f"{path.name}-{where}"
 
 
-def local(files, root):
-    """Files as documents. A hash of its name says a document's split: no order leaks in."""
-    size = {p: p.stat().st_size for p in files}
-    names = {p: p.relative_to(root).as_posix() for p in files}
-    by_hash = sorted(files, key=lambda p: name_hash(names[p]))
+def local(files):
+    """{name: path} as documents. A hash of its name says a document's split: no order leaks in."""
+    size = {name: path.stat().st_size for name, path in files.items()}
+    by_hash = sorted(files, key=name_hash)
     split = choose_splits(by_hash, size)
-    trained_on = sum(size[p] for p in files if split[p] == "train")
+    trained_on = sum(size[name] for name in files if split[name] == "train")
     by_document = trained_on >= 0.5 * sum(size.values()) and set(split.values()) == set(SPLITS)
-    for p in by_hash:  # in this order, so that any first part of a split is a fair sample of it
-        yield split[p] if by_document else None, p.read_bytes()
+    for name in by_hash:  # in this order: any first part of a split is a fair sample of it
+        yield split[name] if by_document else None, files[name].read_bytes()
 
 
 def packages():
     """The files of the standard library and of PACKAGES; a package is in one split as a whole."""
-    files, size = {}, {}  # {file: (package, name)}, {package: bytes}
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for p in library_files(root):
-        name = p.relative_to(root)
-        files[p] = name.parts[0].removesuffix(".py"), name
+    files, size = library_files(Path(sysconfig.get_paths()["stdlib"])), Counter()
     for package in PACKAGES:
         root = Path(importlib.util.find_spec(package).origin).parent
-        for p in library_files(root):
-            files[p] = package, package / p.relative_to(root)
-    for p, (package, _) in files.items():
-        size[package] = size.get(package, 0) + p.stat().st_size
+        for name, path in library_files(root).items():
+            files[f"{package}/{name}"] = path
+    package_of = {name: name.partition("/")[0].removesuffix(".py") for name in files}
+    for name, path in files.items():
+        size[package_of[name]] += path.stat().st_size
     split = choose_splits(sorted(size, key=name_hash), size)
-    for p in sorted(files, key=lambda p: name_hash(files[p][1].as_posix())):
-        yield split[files[p][0]], p.read_bytes()
+    for name in sorted(files, key=name_hash):
+        yield split[package_of[name]], files[name].read_bytes()
 
 
 def name_hash(name):
@@ -656,62 +642,40 @@ class HubStream:
 
     @staticmethod
     def split(name):
-        u = int.from_bytes(hashlib.sha256(name.encode()).digest()[:2], "big") / 65536
+        u = int.from_bytes(name_hash(name)[:2], "big") / 65536
         if u < 0.005:
             return "test"
         return "val" if u < 0.01 else "train"
 
 
 def download(url, path, sha256):
-    """
-    Fetch url to path, continuing a partial download if the server can. Raises ValueError offline or
-    on a wrong checksum.
-    """
+    """Fetch url to path, once. Raises ValueError offline, or on a wrong checksum."""
     if path.exists():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            complete = receive(response, part)
-    except OSError as e:
-        if getattr(e, "code", None) == 416:  # the partial file is not a beginning of this one
-            part.unlink()
-            return download(url, path, sha256)
-        raise ValueError(f"could not download {url} ({e}); run it again to continue. "
-                         "Offline: --data stdlib, or your own file") from e
-    if not complete:
-        raise ValueError(f"the download of {url} stopped half-way; run it again to continue")
-    if hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
-        part.unlink()
-        raise ValueError(f"{url} does not have the expected checksum; the download was thrown "
-                         "away, run it again")
+        with urllib.request.urlopen(url, timeout=30) as response:
+            found = response.read()
+    except (OSError, HTTPException) as e:  # offline, or cut off
+        why = str(e).strip() or type(e).__name__
+        raise ValueError(f"could not download {url} ({why}); try again. Offline: --data stdlib, or "
+                         "your own file") from e
+    if hashlib.sha256(found).hexdigest() != sha256:
+        raise ValueError(f"{url} does not have the expected checksum: it is not the file it was")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_bytes(found)
     os.replace(part, path)
     return path
-
-
-def receive(response, part):
-    """Append a response to the file `part`, or begin it anew -> whether all of it came."""
-    partial = response.status == 206
-    with open(part, "ab" if partial else "wb") as f:
-        total = f.tell() + int(response.headers.get("Content-Length") or 0)
-        shown = time.time()
-        while chunk := response.read(1 << 16):
-            f.write(chunk)
-            if time.time() - shown > 2:
-                shown = time.time()
-                print(f"  {f.tell():,} of {total:,} bytes", file=sys.stderr)
-        return f.tell() >= total
 
 
 def main(argv=None):
     import runs  # which imports this file
     parser = runs.make_parser(description=__doc__)
-    parser.add_argument("data")
-    parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"])
-    parser.add_argument("--max_tokens", type=int, default=0)
+    parser.add_argument("data", help="a corpus above, a file or a folder")
+    parser.add_argument("--tokenizer", default="bytes", choices=["bytes", "gpt2"],
+                        help="(default: bytes)")
+    parser.add_argument("--max_tokens", type=int, default=0,
+                        help="prepare only so many; 0 is all (default: 0)")
     try:
         args = runs.parse(parser, argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
