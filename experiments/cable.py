@@ -140,11 +140,7 @@ ENTRIES = {
                 "and label have learned little order yet. In the paper's Table 1, with hundreds to "
                 "thousands of times as many tokens, learned, sinusoidal and t5 are within 7 % of "
                 "CABLE at the training length. Read their rows for the shape beyond 256, not for "
-                "the level. Sinusoidal is the worst; we suppose that sines of amplitude 1 drown "
-                "token embeddings that start at 0.02.",
-                "Learned positions cannot go past their table: a dash.",
-                "The sinusoidal row is of an earlier definition: its embeddings were not times "
-                "sqrt(C). lm has it as it is now.",
+                "the level. Learned positions cannot go past their table: a dash.",
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; the other models take it as it is.",
             ]),
