@@ -12,8 +12,9 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py curves out/cable-stdlib-nano out/rope-*     learning curves (log.jsonl)
     python plot.py errors out/tra-flipflop-* out/cope-*        a task's scores by training step
 
-The first model named is drawn boldest. Runs that differ only in the seed become one line (mean and
-range) or one row of dots. Where lines coincide, each shows through: by turns, in dashes.
+The first model named is drawn boldest. Runs in a JSON that differ only in the seed become one line
+(mean and range) or one row of dots; run folders stay apart. Where lines coincide, each shows
+through: by turns, in dashes and markers.
 What a model attends to and counts is drawn by maps.py.
 """
 import itertools
@@ -28,7 +29,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
-from matplotlib.transforms import offset_copy  # noqa: E402
 
 import runs  # noqa: E402
 from data import binned  # noqa: E402
@@ -115,7 +115,7 @@ def looks(labels):
         alike = sum(look["color"] == color for look in found.values())
         found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[alike % 3])
         found[label]["marker"] = "osD^vP*X<>p"[n % 11]
-    found[next(iter(labels))] |= dict(lw=2.6, zorder=3)
+    found[list(labels)[0]] |= dict(lw=2.6, zorder=3)
     return found
 
 
@@ -127,8 +127,8 @@ def color_of(label):
 def draw(ax, curves, look):
     """
     {label: (x (n,), ys (seeds, n))} -> a line of means and a shade from the lowest to the highest.
-    Points without a mean are left out, and lines without points. Scale and limits of the axis, if
-    not automatic, must be set before: they say which lines coincide.
+    Points without a mean are left out, and lines without points. Set the axis' scale and limits
+    first: which lines coincide is judged on the page, in points.
     """
     means = {}
     for label, (x, ys) in curves.items():
@@ -141,7 +141,7 @@ def draw(ax, curves, look):
         if len(ys) > 1:
             color = look[label]["color"]
             ax.fill_between(x, np.min(ys, 0), np.max(ys, 0), color=color, alpha=0.15, lw=0)
-            ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="range over seeds")
+            ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="range over runs")
     xs, near = coinciding(ax, means.values())
     for own, (label, (x, y)) in enumerate(means.items()):
         row = near[own][:, np.searchsorted(xs, x)]
@@ -149,17 +149,15 @@ def draw(ax, curves, look):
 
 
 def draw_line(ax, label, x, y, near, own, kind):
-    """One line; near (lines, n) says with which lines it coincides where, itself included."""
+    """One line, the own-th. near (lines, n): which lines lie on this one at its n-th point?"""
     ax.plot([], [], label=label, ms=5, **kind)
     for part, lines in stretches(near):
         changes = dashes(lines.index(own), len(lines)) | dict(marker="")
         ax.plot(x[part], y[part], **kind | changes)
-    for n in range(0, len(x), math.ceil(len(x) / 12) or 1):  # markers side by side
-        lines = list(np.flatnonzero(near[:, n]))
-        aside = 4.5 * (lines.index(own) - (len(lines) - 1) / 2)
-        where = offset_copy(ax.transData, ax.figure, aside, 0, "points")
-        changes = dict(ls="", zorder=5)
-        ax.plot(x[n], y[n], ms=5, clip_on=False, transform=where, **kind | changes)
+    for turn, n in enumerate(range(0, len(x), math.ceil(len(x) / 12) or 1)):
+        lines = np.flatnonzero(near[:, n])
+        if len(x) == 1 or lines[turn % len(lines)] == own:
+            ax.plot(x[n], y[n], ms=5, clip_on=False, **kind | dict(ls="", zorder=5))
 
 
 def coinciding(ax, lines):
@@ -176,7 +174,7 @@ def coinciding(ax, lines):
 
 
 def stretches(near):
-    """near (lines, n), the lines at each of a line's points -> its parts, and the lines there."""
+    """Cuts a line where its company changes -> (slice of its points, the lines that lie there)."""
     company = [tuple(np.flatnonzero(both)) for both in (near[:, 1:] & near[:, :-1]).T]
     start = 0
     for lines, same in itertools.groupby(company):
@@ -199,7 +197,7 @@ def legend(axes):
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels()):
             found.setdefault(label, handle)
-    last = ["training length", "range over seeds", "95 % interval"]
+    last = ["training length", "range over runs", "95 % interval"]
     names = [name for name in found if name not in last] + [name for name in last if name in found]
     axes[-1, -1].legend([found[name] for name in names], names, loc="center left",
                         bbox_to_anchor=(1.01, 0.5))
@@ -221,8 +219,8 @@ def length_axis(ax, lengths):
 
 def lengths(args):
     """
-    Perplexity by length, if there are several (left), in windows that overlap by half where there
-    are such (middle), and loss by position in the longest window (right).
+    Perplexity by window length (left); of tokens with half a window before them, after eval.py
+    --strided (middle); loss by position in the longest window (right).
     """
     data, groups = read(args.json, text_runs)
     for model in args.models or []:
@@ -233,7 +231,8 @@ def lengths(args):
         return perplexity_dots(args, data, groups)
     look = looks(groups)
     for label, lines in committed(data).items():
-        groups[label], look[label] = lines, COMMITTED | dict(color=color_of(label))
+        groups[label] = lines
+        look[label] = dict(color=color_of(label), lw=1.8, ls="--", marker="s", zorder=2)
     titles = dict(perplexity=f"{data['tokens']:,} tokens, the same at every length")
     if any("strided" in lines for lines in groups.values()):
         titles["strided"] = (f"{data['strided_tokens']:,} tokens, each with half a window\n"
@@ -249,7 +248,7 @@ def lengths(args):
         ax.sharey(by_length[0])
         ax.set(xlabel="window length (tokens)", ylabel="perplexity", title=title)
     right.set_xscale("log", base=2)
-    right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    right.xaxis.set_major_formatter("{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)",
               title=f"inside a window of {max(data['lengths']):,} tokens")
     for ax, kind in zip(axes[0], (*titles, "loss")):
@@ -272,8 +271,8 @@ def perplexity_dots(args, data, groups):
     ax.invert_yaxis()
     ax.set(xscale="log", xlabel="perplexity",
            title=f"{data['tokens']:,} tokens, in windows of {data['lengths'][0]:,}")
-    for axis in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-        axis(lambda x, _: f"{x:g}")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("{x:g}")
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
@@ -281,7 +280,6 @@ def text_runs(path):
     """-> what eval.py says about all runs, and {label: its lines}."""
     data = read_json(path)
     data["trained"] = {r["block_size"] for r in data["runs"]}
-    data["runs"][0], data["tokens"], max(data["lengths"]), data["data"]["sha256"]  # all there?
     return data, {label: text_lines(rows) for label, rows in grouped(data["runs"]).items()}
 
 
@@ -315,15 +313,13 @@ def committed(data):
             differs = [k for k, value in row["settings"].items() if setting.get(k) != value]
             if differs or own["model"] == row["model"]:
                 return {}
-        label = f"{row['model']} (committed)"
+        label = f"{row['model']} (this repository's)"
         if row["source"] != data["data"]["sha256"]:
-            label = f"{row['model']} (committed,\nPython {row['python']})"
+            label = f"{row['model']} (this repository's,\non Python {row['python']})"
         return {label: text_lines([row])}
     path = runs.ROOT / "results" / "contrast.json"
     return read(path, parse) if path.exists() else {}
 
-
-COMMITTED = dict(lw=1.8, ls="--", marker="s", zorder=2)
 
 
 def perplexity_axis(ax, ys):
@@ -334,9 +330,9 @@ def perplexity_axis(ax, ys):
         return
     low, high = ys.min(), ys.max()
     ax.set_yscale("log")
-    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+    steps = (1, 2, 3, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
     ticks = [step * 10.0**power for power in range(-1, 9) for step in steps]
-    ticks = [y for y in ticks if 0.9 * low <= y <= 1.1 * high]
+    ticks = [y for y in ticks if 0.95 * low <= y <= 1.05 * high]
     ax.set_yticks(ticks, [f"{y:,g}" for y in ticks])
     ax.yaxis.set_minor_locator(plt.NullLocator())
 
@@ -367,7 +363,6 @@ def losses(path):
     keys = ("loss", "val_loss")
     if path.suffix == ".json":
         found = read_json(path)["runs"]
-        found[0]  # is there one?
         return [(r["label"], {key: thinned(r[key]) for key in keys}) for r in found]
     log = runs.read_log(path)
     found = {key: [[row["iter"], row[key]] for row in log if key in row] for key in keys}
@@ -401,12 +396,12 @@ def ndcg(args):
         draw(ax, lines, look)
         for label, rows in groups.items():
             if len(rows) == 1:  # of several, the range over seeds is drawn
-                low, high = searched(rows, reading, "low"), searched(rows, reading, "high")
-                ax.fill_between(low[0], low[1][0], high[1][0], color=look[label]["color"],
-                                alpha=0.15, lw=0)
+                x, (low,) = searched(rows, reading, "low")
+                _, (high,) = searched(rows, reading, "high")
+                ax.fill_between(x, low, high, color=look[label]["color"], alpha=0.15, lw=0)
                 ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="95 % interval")
-        bm25 = searched(next(iter(groups.values()))[:1], "bm25")
-        ax.plot(bm25[0], bm25[1][0], color="gray", ls="--", label="BM25")
+        x, (bm25,) = searched(next(iter(groups.values()))[:1], "bm25")
+        ax.plot(x, bm25, color="gray", ls="--", label="BM25")
         ax.axhline(100 * data["chance"], color="gray", lw=1, ls="-.", label="chance")
         for length in {r["block_size"] for rows in groups.values() for r in rows}:
             training_length(ax, length)
@@ -429,7 +424,6 @@ def ndcg(args):
 
 def searches(path):
     data = read_json(path)
-    data["lengths"][0], data["chance"], data["runs"][0]["search"]["bm25"]  # all there?
     return data, grouped(data["runs"])
 
 
@@ -449,22 +443,19 @@ def scores(args):
     look = looks(groups)
     lengths = sorted({T for rows in groups.values() for row in rows for T in row})
     flat = all(len(row) == 1 for rows in groups.values() for row in rows)
+    found = {}
+    for split in splits:
+        found[split] = {label: [scored(row, split, metric) for row in rows]
+                        for label, rows in groups.items()}
     if not flat and len(groups) > MOST_LINES:
-        found = {}
-        for split in splits:
-            found[split] = {label: average([scored(row, split, metric) for row in rows])
-                            for label, rows in groups.items()}
         fig = score_grid(found, metric, "string length (tokens)")
         return runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
     fig, axes = panels(len(splits), 3.4, 0.3 * len(groups) + 1.4 if flat else 3.3)
-    for ax, split in zip(axes[0], splits):
-        found = {}
-        for label, rows in groups.items():
-            found[label] = [scored(row, split, metric) for row in rows]
+    for ax, (split, by_label) in zip(axes[0], found.items()):
         ax.set_title(split)
         if flat:
-            dots(ax, found)
-            points = [p for rows in found.values() for row in rows for p in row.values()]
+            dots(ax, by_label)
+            points = [p for rows in by_label.values() for row in rows for p in row.values()]
             top = max((high for _, _, high in points), default=100)  # a method may end
             right = 102 if top > 50 else 1.1 * top + 0.1
             ax.set(xlabel=f"{metric_label(metric)} (%)", xlim=(-right / 50, right))
@@ -473,7 +464,7 @@ def scores(args):
         ax.set(xlabel="string length (tokens)", ylim=(-2, 102))
         for length in trained:
             training_length(ax, length)
-        draw(ax, {label: shared(rows) for label, rows in found.items()}, look)
+        draw(ax, {label: shared(rows) for label, rows in by_label.items()}, look)
     if flat:
         axes[0, 0].set_yticks(range(len(groups)), groups)
         axes[0, 0].invert_yaxis()
@@ -483,38 +474,40 @@ def scores(args):
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
-def average(rows):
-    """[{x: (y, ...)}, a seed each] -> {x: mean y} of the seeds that have it."""
-    xs = sorted(set().union(*rows))
-    return {x: float(np.mean([row[x][0] for row in rows if x in row])) for x in xs}
-
-
 def score_grid(found, metric, xlabel):
-    """Too many lines to tell apart: {split: {label: {x: %}}} in colours, a panel for each split."""
-    rows, more_is_better = next(iter(found.values())), not metric.endswith(("error", "rate"))
-    xs = sorted(set().union(*(by_x for by_label in found.values() for by_x in by_label.values())))
-    fig, axes = panels(len(found), 0.55 * len(xs) + 0.6, 0.32 * len(rows) + 1.2)
-    for ax, (split, by_label) in zip(axes[0], found.items()):
+    """
+    Too many lines to tell apart: {split: {label: [{x: (%, ...)}, a seed each]}} -> means in colours
+    from red, the worst that can be, to blue; a panel for each split, wide ones below each other.
+    """
+    labels, more_is_better = next(iter(found.values())), not metric.endswith(("error", "rate"))
+    seeds = [row for by_label in found.values() for rows in by_label.values() for row in rows]
+    xs = sorted(set().union(*seeds))
+    width, height = 0.55 * len(xs) + 0.6, 0.32 * len(labels) + 1.2
+    if len(found) * len(xs) > 24:
+        fig, axes = panels(1, width, height * len(found), rows=len(found))
+    else:
+        fig, axes = panels(len(found), width, height)
+    for ax, (split, by_label) in zip(axes.flat, found.items()):
         ax.grid(False)
         ax.spines[:].set_visible(False)
         ax.tick_params(length=0)
-        for y, by_x in enumerate(by_label.values()):
+        for y, rows in enumerate(by_label.values()):
             for x, at in enumerate(xs):
-                value = share = by_x.get(at)
-                if share is not None:
-                    share = share / 100 if more_is_better else 1 - share / 100
+                known = [row[at][0] for row in rows if at in row]
+                value = share = float(np.mean(known)) if known else None
+                if known:
+                    share = value / 100 if more_is_better else 1 - value / 100
                 draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share)
         ax.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
-        ax.set_yticks(range(len(rows)), rows)
-        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=xlabel,
-               xlim=(-0.5, len(xs) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        ax.set_yticks(range(len(labels)), labels)
+        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=f"{xlabel}; blue is good",
+               xlim=(-0.5, len(xs) - 0.5), ylim=(len(labels) - 0.5, -0.5))
     return fig
 
 
 def task_runs(path):
     """-> splits, {label: [{length: {split: scores}}, a run each]}, metrics, training lengths."""
     data = read_json(path)
-    data["runs"][0]  # is there one?
     groups, metrics = {}, {}
     for label, rows in grouped(data["runs"]).items():
         groups[label] = [{int(T): by_split for T, by_split in r["scores"].items()} for r in rows]
@@ -557,7 +550,7 @@ def errors(args):
     """Scores by training step, one panel per split: of run folders, or of a results/*.json."""
     groups = {}
     for path in args.paths:
-        for label, history in read(path, histories):
+        for label, history in read(path, score_history):
             groups.setdefault(label, []).append(history)
     found = [history for histories in groups.values() for history in histories]
     if not found or not all(found):
@@ -574,12 +567,10 @@ def errors(args):
     default = first.with_suffix(".steps.png") if first.suffix == ".json" else first / "errors.png"
     by_step = {}
     for split in splits:
-        by_step[split] = {label: [steps(history, split, metric) for history in histories_]
-                          for label, histories_ in groups.items()}
+        by_step[split] = {label: [steps(history, split, metric) for history in histories]
+                          for label, histories in groups.items()}
     if len(groups) > MOST_LINES:
-        means = {split: {label: average(rows) for label, rows in by_label.items()}
-                 for split, by_label in by_step.items()}
-        return runs.write_figure(score_grid(means, metric, "iter"), args.out or default)
+        return runs.write_figure(score_grid(by_step, metric, "iter"), args.out or default)
     look = looks(groups)
     fig, axes = panels(len(splits), 3.6, 3.2)
     for ax, (split, by_label) in zip(axes[0], by_step.items()):
@@ -590,7 +581,7 @@ def errors(args):
     runs.write_figure(fig, args.out or default)
 
 
-def histories(path):
+def score_history(path):
     """A results/*.json or a run folder -> [(label, [(iter, {split: {metric: value}}), ...])]."""
     if path.suffix == ".json":
         return [(r["label"], r["history"]) for r in read_json(path)["runs"]]
@@ -650,7 +641,7 @@ def smooth(ys):
 
 def trials(args):
     """A random search: above every trial of every scheme, below the metric by length."""
-    data = read(args.json, search)
+    data = read(args.json, read_json)
     default = Path(args.json).with_suffix(".png")
     if "theorem" in data:
         return theorem(data, args.out or default)
@@ -672,24 +663,14 @@ def trials(args):
     runs.write_figure(fig, args.out or default)
 
 
-def search(path):
-    data = read_json(path)
-    data["panels"][0], metric_label(data["metric"])  # is it all there?
-    for panel in data["panels"]:
-        panel["at"], panel["lengths"][0][1], panel["name"]
-        for scheme in panel["schemes"].values():
-            for trial in scheme["trials"]:
-                trial[data["metric"]]["raw"]["test"], trial[data["metric"]]["bema"]["test"]
-    return data
-
 
 MARKERS = dict(raw="o", ema="^", bema="o")
 
 
 def swarms(ax, panel, metric, colors):
     """Every trial a dot, left with its last weights, right with their averages; NaN is left out."""
-    trials_ = [trial for found in panel["schemes"].values() for trial in found["trials"]]
-    kinds = [kind for kind in MARKERS if all(kind in trial[metric] for trial in trials_)]
+    every = [trial for found in panel["schemes"].values() for trial in found["trials"]]
+    kinds = [kind for kind in MARKERS if all(kind in trial[metric] for trial in every)]
     room = 0.8 / len(kinds)
     for n, (scheme, found) in enumerate(panel["schemes"].items()):
         for place, weights in enumerate(kinds):
@@ -720,6 +701,8 @@ def medians(ax, panel, metric, colors):
     x = np.array(panel["lengths"], float).mean(1)
     if x[-1] > 1000:
         ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.tick_params("x", rotation=30)
     else:
         ax.xaxis.set_major_locator(plt.MaxNLocator(5, integer=True))
     ax.set_xlabel("length (symbols)")
@@ -763,7 +746,7 @@ def theorem(data, out):
             ax.plot([], [], color=color, lw=0.7, label=f"norm {norm}: trained, a line each")
     left.set_xscale("log", base=2)
     left.set_yscale("symlog", linthresh=0.02)
-    left.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    left.xaxis.set_major_formatter("{x:g}")
     left.set(xlabel="length (symbols)", ylabel="precision, at length 2 = 1", title=panel["name"])
     right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length (symbols)", ylabel=METRICS["tvd"],
               title=panel["name"])
@@ -784,8 +767,7 @@ def matrix(args):
     fig = plt.figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
     ax = fig.add_axes([0, 0, 1, 1])
     ax.grid(False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     for x, (name, column) in enumerate(columns.items()):
         known = {y: goodness(row[name], column) for y, row in enumerate(rows.values())}
         known = {y: good for y, good in known.items() if good is not None}
@@ -805,12 +787,11 @@ def matrix(args):
                 ha="center", weight="bold")
         ax.plot([at[0] - 0.45, at[-1] + 0.45], [-1.42] * 2, color="black", lw=0.8, clip_on=False)
     ax.set_yticks(range(len(rows)), rows)
-    for label in ax.get_yticklabels():
-        if label.get_text() == added:
-            label.set(weight="bold")
-            y = list(rows).index(added)
-            ax.add_patch(plt.Rectangle((-0.5, y - 0.5), len(columns), 1, fill=False, ec="black",
-                                       lw=2.5, clip_on=False, zorder=5))
+    if added in rows:
+        y = list(rows).index(added)
+        ax.get_yticklabels()[y].set(weight="bold")
+        ax.add_patch(plt.Rectangle((-0.5, y - 0.5), len(columns), 1, fill=False, ec="black", lw=2.5,
+                                   clip_on=False, zorder=5))
     ax.tick_params(length=0)
     ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     matrix_legend(fig, ax, 1 / len(rows))
@@ -823,9 +804,6 @@ WORST_TO_BEST = plt.get_cmap("RdYlBu")
 def cells(path):
     """-> {column: what it is}, {row: {column: cell}}, the row that was added, if any."""
     data = read_json(path)
-    for row in data["cells"].values():
-        for name in data["columns"]:
-            "value" in row[name] and row[name]["unfinished"] or row[name].get("reason")
     return data["columns"], data["cells"], data.get("added")
 
 
@@ -857,8 +835,7 @@ def short(value, form):
     """A number in few characters: 100.0 as 100, 12345.67 as 12,346."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    text = format(value, form)
-    return text.removesuffix(".0")
+    return format(value, form).removesuffix(".0")
 
 
 def matrix_legend(fig, ax, row):
@@ -893,8 +870,8 @@ def reading(args):
              ylabel="strided perplexity, shortest window = 1", title="surviving: text")
     draw(left, survived, look)
     right.set_xscale("log", base=2)
-    right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    right.set(xlabel="distance to what is asked for (tokens, from this on to its double)",
+    right.xaxis.set_major_formatter("{x:,.0f}")
+    right.set(xlabel="distance to the answer (tokens; a point at d is for d to 2 d - 1)",
               ylabel="right answers (%)", ylim=(-2, 102), title="reading: what was said far back")
     if trained:
         training_length(right, trained)
@@ -905,8 +882,8 @@ def reading(args):
 
 def far_runs(path):
     """
-    -> {row: (windows, ratios of seeds)}, {row: (distances, % of seeds)}, and on how long strings
-    the latter were trained.
+    -> {row: (windows, ratios of seeds)}, {row: (distances, % of seeds)}, and the training length of
+    the latter.
     """
     survived, far, trained = {}, {}, 0
     for r in read_json(path)["runs"]:
@@ -929,9 +906,9 @@ def far_runs(path):
 def attention(args):
     """Time beside scaled_dot_product_attention's, by length: forward, and with backward."""
     found, environment = read(args.json, times)
-    names = list({name: None for rows in found.values() for name in rows})
-    methods = list({name.partition(":")[0]: None for name in names})
-    ways = list({name.partition(": ")[2]: None for name in names})
+    names = list(dict.fromkeys(itertools.chain(*found.values())))
+    methods = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    ways = list(dict.fromkeys(name.partition(": ")[2] for name in names))
     look, colors, others = looks(names), {}, itertools.cycle(OTHERS)
     for method in methods:  # of several settings of a method the first has its colour
         own = color_of(method)
@@ -949,14 +926,13 @@ def attention(args):
     for ax, kind in zip(axes[0], kinds):
         length_axis(ax, list(found))
         ax.set_yscale("log", base=2)
-        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        ax.yaxis.set_major_formatter("{x:g}")
         title = "forward" if kind == "forward" else "forward and backward"
         ax.set(xlabel="length (tokens)", title=title)
         lines = {}
         for name in names:
             xs = [T for T in found if f"{kind}_of_sdpa" in found[T].get(name, {})]
-            if xs:
-                lines[name] = xs, [[found[T][name][f"{kind}_of_sdpa"] for T in xs]]
+            lines[name] = xs, [[found[T][name][f"{kind}_of_sdpa"] for T in xs]]
         draw(ax, lines, look)
     axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
     legend(axes)
@@ -967,7 +943,6 @@ def attention(args):
 def times(path):
     data = read_json(path)
     found = {int(T): rows for T, rows in data["attention"].items()}
-    data["environment"]["gpu"], data["environment"]["cpu"], list(found)[0]  # is it all there?
     return dict(sorted(found.items())), data["environment"]
 
 
@@ -1006,10 +981,12 @@ def main(argv=None):
         args.figure(args)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
             MemoryError) as e:
-        given = vars(args)
-        paths = given.get("paths") or [args.json]
+        paths = " ".join(args.paths if "paths" in args else [args.json])
+        if isinstance(e, LookupError | TypeError | AttributeError):
+            runs.fail(f"{paths} is not a file that eval.py, reproduce.py or bench.py wrote for "
+                      f"this kind of figure ({type(e).__name__}: {e})")
         why = str(e).partition("\n")[0]
-        runs.fail(f"{' '.join(paths)} cannot be drawn ({type(e).__name__}: {why})")
+        runs.fail(f"{paths} cannot be drawn ({type(e).__name__}: {why})")
 
 
 if __name__ == "__main__":

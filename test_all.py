@@ -6189,7 +6189,7 @@ def test_every_line_looks_different_and_a_method_has_its_colour():
                    [f"{model}, P = {n}" for n in range(8) for model in ("tra", "rope", "mine")]):
         looks = plot.looks(labels).values()
         assert len({(look["color"], look["ls"], look["marker"]) for look in looks}) == len(labels)
-    one = plot.looks(["cable", "rope", "mine", "out/tra-flipflop-nano", "rope (committed)"])
+    one = plot.looks(["cable", "rope", "mine", "out/tra-flipflop-nano", "rope (this repository's)"])
     other = plot.looks(["rope, 3M bytes", "alibi", "tra", "cable post"])
     assert one["cable"]["color"] == other["cable post"]["color"]
     assert one["rope"]["color"] == other["rope, 3M bytes"]["color"]
@@ -6247,8 +6247,8 @@ def test_the_committed_curve_is_drawn_dashed_where_its_setting_is_the_same(
         assert all(set(line.get_ydata()) == {2.0} for line in dashed)
         return labels_of(fig), len(dashed)
     own = ["cable", "training length"]
-    assert lines() == (["cable", "rope (committed)", "training length"], 1)
-    named = "rope (committed,\nPython 3.9.1)"  # another version's text
+    assert lines() == (["cable", "rope (this repository's)", "training length"], 1)
+    named = "rope (this repository's,\non Python 3.9.1)"  # another version's text
     assert lines(source="other") == (["cable", named, "training length"], 1)
     for name, value in (("max_iters", 3), ("tokens", 9), ("lengths", [16]), ("n_layer", 2),
                         ("data", "stdlib"), ("block_size", 32)):
