@@ -7,8 +7,9 @@ torch's scaled_dot_product_attention on the same q, k and v.
     python bench.py decode --context 4096      one cached token after a long context: ms
     python bench.py generate --length 2048     a whole text with and without the cache
     python bench.py memory --length 16384      peak memory of eval.py on one long window
-    python bench.py attention --models cable   an attention alone: plain, by the way that kernels/
-                                               has, compiled, and as its paper writes it
+    python bench.py attention --models cable   an attention alone, up to four ways: plain (as the
+                                               model file has it), kernel (kernels/), compiled,
+                                               literal (T x T, as its paper has it)
     python bench.py attention --run out/cable-stdlib-nano      on what a trained model computes
     python bench.py gpu                        all there is to know of the kernels on a GPU, in 10
                                                minutes: tests, 1,000 repeats, times, a verdict
@@ -16,7 +17,8 @@ torch's scaled_dot_product_attention on the same q, k and v.
                                                GPU: registers, spilled bytes, instructions a tile
 
 Ratios come from one run in which the candidates take turns, so that a noisy machine disturbs all
-alike; each number is the median of --repeats. What is timed is the model file's own function.
+alike; each time is the median of --repeats, but for generate, which runs once. What is timed is the
+model file's own function.
 Writes results/bench.<kinds>.<device>.json (gpu: bench.gpu.json and .md), and results/README.md
 anew.
 """
@@ -26,6 +28,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import shlex
 import statistics
 import subprocess
@@ -64,12 +67,10 @@ def clock(device, f):
 def turns(device, steps, repeats, warmup=2):
     """{name: f} -> {name: median seconds}; every round runs each f once."""
     seconds = {name: [] for name in steps}
-    for r in range(warmup + repeats):
+    for _ in range(warmup + repeats):
         for name, f in steps.items():
-            t = clock(device, f)
-            if r >= warmup:
-                seconds[name].append(t)
-    return {name: statistics.median(ts) for name, ts in seconds.items()}
+            seconds[name].append(clock(device, f))
+    return {name: statistics.median(ts[warmup:]) for name, ts in seconds.items()}
 
 
 # -----------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def decode(args):
     with args.autocast:
         seconds = turns(args.device, steps, args.repeats)
     first = seconds[args.beside]
-    return {name: {"ms": t * 100, f"times_{args.beside}": t / first}
+    return {name: {"ms": 1000 * t / 10, f"times_{args.beside}": t / first}
             for name, t in seconds.items()}
 
 
@@ -167,26 +168,25 @@ def memory(args):
     found = {}
     for name in compared(args):
         with tempfile.TemporaryDirectory() as folder:
-            said = evaluate(args, name, folder)
+            run = Path(folder, "short")
+            said = evaluate(args, name, run)
             if said:  # a table of positions may end before T: then it is trained that long
-                said = evaluate(args, name, folder, "--block_size", args.length)
+                run = Path(folder, "long")
+                said = evaluate(args, name, run, "--block_size", args.length)
             if said:
                 runs.fail(f"{name} could not be measured: {said}")
-            result = json.loads(Path(folder, "run", "eval.json").read_text())
+            result = json.loads((run / "eval.json").read_text())
             found[name] = dict(peak_GB=result["peak_memory_GB"])
     return found
 
 
-def evaluate(args, name, folder, *flags):
-    """Train for a step, evaluate at the length -> "", or what went wrong."""
-    run = Path(folder, "run")
+def evaluate(args, name, run, *flags):
+    """Train for a step, in the folder `run`, evaluate at the length -> "", or what went wrong."""
     where = ["--device", args.device, "--dtype", args.dtype, "--kernel", args.kernel]
     commands = [
         ["train.py", "--model", name, "--size", args.size, "--max_iters", 1, "--eval_iters", 1,
          "--batch_size", 1, "--no-evaluate", "--out_dir", run, *flags],
         ["eval.py", run, "--lengths", args.length, "--tokens", args.length]]
-    if run.exists():
-        run.rename(run.with_name("short"))
     for script, *words in commands:
         command = [sys.executable, runs.ROOT / script, *words, *where]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
@@ -205,7 +205,7 @@ def attention(args, found=None):
     """
     found = {} if found is None else found
     on_cpu = args.device.type == "cpu"
-    # with backward; plain functions keep all their biases
+    # beyond it forward only: for its backward a plain function keeps every bias
     longest = 4096 if on_cpu and "plain" in args.ways else 16384
     for T in args.lengths or ([1024, 4096] if on_cpu else [1024, 2048, 4096, 8192, 16384, 65536]):
         rows = found.setdefault(T, dict(sdpa={}))
@@ -247,7 +247,10 @@ def trained(args, T):
 
 
 def cases(args, name, model, idx):
-    """The calls as they are, and with every change of regime that kernels knows for them."""
+    """
+    The calls as they are; then, for each of kernels.REGIMES, changed so that a kernel has more or
+    less to do.
+    """
     try:
         with torch.no_grad(), args.autocast, runs.spy(model) as calls:
             model(idx)
@@ -281,6 +284,11 @@ def sdpa(q, k, v, *options):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def sdpa_both_ways(q, k, v, *options):
+    """What an encoder is measured by."""
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 def unfused(q, k, v, *options):
     """
     Plain attention with a torch call for every step, without positions: what a method without a
@@ -296,15 +304,18 @@ def unfused(q, k, v, *options):
 
 
 def call(f, model, calls, backward):
-    """-> what to time: all layers' forward without gradients, or with those of every input."""
+    """
+    -> a function to time: all layers' forward without gradients, or forward and backward, to every
+    input.
+    """
     if not backward:
-        return torch.no_grad()(lambda: [output(f, call) for call in calls])
-    calls = [[leaf(x) for x in call] for call in calls]
+        return torch.no_grad()(lambda: [output(f, inputs) for inputs in calls])
+    calls = [[leaf(x) for x in inputs] for inputs in calls]
     tensors = [x for x in itertools.chain(*calls) if torch.is_tensor(x) and x.requires_grad]
     tensors += model.parameters()  # an argument may be a function of them
 
     def both():
-        total = sum(output(f, call).sum() for call in calls)
+        total = sum(output(f, inputs).sum() for inputs in calls)
         return torch.autograd.grad(total, tensors, allow_unused=True)
     return both
 
@@ -322,8 +333,9 @@ def leaf(x):
 
 def measure(args, rows, name, model, calls, T, key):
     """One case, forward or both, into {label: row}; sdpa's time is of the same q, k and v."""
-    steps, functions = {}, dict(sdpa=sdpa)
-    if args.device.type == "cpu" and "plain" in args.ways:
+    both_ways = runs.is_encoder(model)
+    steps, functions = {}, dict(sdpa=sdpa_both_ways if both_ways else sdpa)
+    if args.device.type == "cpu" and "plain" in args.ways and not both_ways:
         functions["unfused"] = unfused
     for way, f in ways(args, model, calls, T).items():
         functions[name if way == "plain" else f"{name}: {way}"] = f
@@ -358,7 +370,10 @@ def extra_memory(device, *what):
         step()
         return runs.peak_memory(device) - before
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(resident_memory, (torch.get_num_threads(), *what))
+        try:
+            return pool.apply(resident_memory, (torch.get_num_threads(), *what))
+        except (AttributeError, pickle.PicklingError):  # an argument may be a local function
+            return None
 
 
 def resident_memory(threads, f, model, calls, backward):
@@ -525,7 +540,8 @@ def make_flags():
     add("--run", help="attention: a trained run, whose layers' inputs to take")
     add("--size", default="nano", help=f"{' '.join(Task.defaults)} (default: nano)")
     add("--context", type=int, default=4096, help="decode: tokens in the cache (default: 4096)")
-    add("--length", type=int, default=0, help="tokens: generate (default: 2048), memory (16384)")
+    add("--length", type=int, default=0,
+        help="tokens: for generate (default: 2048) and memory (default: 16384)")
     add("--lengths", type=int, nargs="+",
         help="attention: tokens (default: 1024 4096, on a GPU to 65536)")
     add("--ways", nargs="+", help=f"attention: which of {' '.join(WAYS)}; default: all, on the CPU "
@@ -558,6 +574,8 @@ def check(args):
         runs.fail("attention takes --lengths, one or several")
     if args.run and args.kinds != ["attention"]:
         runs.fail("--run is for attention: python bench.py attention --run RUN")
+    if args.run and args.models:
+        runs.fail("--run is a model already: leave out --models")
 
 
 def show(kind, found):

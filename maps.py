@@ -8,14 +8,17 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
     python maps.py counts out/{cope,tra}-flipflop-nano    what does each head count?
     python maps.py play out/{fox,tra}-flipflop-nano --length 64 256    a page to play with
 
-attention: for every query (down) and key (across) what the model file's `literal` says: the
-attention; the step that the key counts as; its distance, the steps from the key to the query; and
-the position, exp(bias), the row's largest 1: what attention would be if all contents were alike.
---kinds also has qk and bias, the two parts of the logits. steps: the same for the last query alone,
-in the head that looks the hardest, one model below the other. reach: the share of the attention
-that lies on the last n tokens, for every n, mean over the second half of a test sequence. counts:
-the mean step of every kind of token, as the queries see it whose answer is scored. play: the
-numbers of steps, but for every query, in one HTML file that needs no network: play.html, filled.
+    attention  for every query (down) and key (across) what the model file's `literal` says: the
+               attention; the step that the key counts as; its distance, the steps from the key to
+               the query; and the position, exp(bias) scaled to 1 in each row: the attention if all
+               contents were alike. --kinds also has qk and bias, the two parts of the logits
+    steps      the same for the last query alone, in the head that looks the hardest, one model
+               below the other
+    reach      the share of the attention that lies on the last n tokens, for every n, mean over the
+               second half of a test sequence
+    counts     the mean step of every kind of token, as the queries see it whose answer is scored
+    play       the numbers of steps, but for every query, in one HTML file that needs no network:
+               play.html, filled
 """
 import argparse
 import base64
@@ -307,7 +310,7 @@ def reach(args):
             for head, share in enumerate(shares):
                 ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
             ax.set(xscale="log", title=f"{config['model']}, layer {layer}", ylim=(0, 1.03))
-            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+            ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.grid(alpha=0.3)
             if shares.shape[1] >= trained:  # from sequences of twice that length on
                 ax.axvline(trained, color="gray", ls=":", lw=1, label="training length")
@@ -316,7 +319,7 @@ def reach(args):
         for ax in row[len(layers):]:
             ax.axis("off")
         row[0].set_ylabel("share of the attention")
-        row[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        row[len(layers) - 1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for ax in axes[-1]:
         ax.set_xlabel("last n tokens")
     runs.write_figure(fig, args.out or figure_of(path, found, "reach.png"))
@@ -487,7 +490,8 @@ def heads_to_show(layers, which):
 def in_units(parts, head):
     """
     {kind: whole hundredths, of attention thousandths} of one head, for every query and the keys up
-    to it. A rounded sum is not the sum of the rounded: the logit is qk + bias + carry.
+    to it. Each kind is rounded alone, so qk + bias may miss the rounded logit: carry is what is
+    left.
     """
     seen = np.tril_indices(parts["attention"].shape[-1])
     exact = {kind: parts[kind][head][seen].astype(np.float64) for kind in UNITS if kind in parts}
@@ -527,7 +531,8 @@ def main(argv=None):
     p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
     p.add_argument("--layer", type=int, default=-1, help="default: the last")
     p.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND",
-                   help=f"which of {' '.join(KINDS)}; default: the first four, if there are any")
+                   help=f"which of {' '.join(KINDS)}; default: the first four, as far as the model "
+                        "has them")
     p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
     p.set_defaults(figure=steps)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
@@ -539,12 +544,13 @@ def main(argv=None):
     p.add_argument("runs", nargs="+", help="run folders or checkpoints")
     p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")
     p.add_argument("--pairs", action="store_true",
-                   help="a kind is a token and the one before: bits by their instruction")
+                   help="a kind is a token and the one before it: `w 0` apart from `i 0`")
     p = kinds.add_parser("play", help="an HTML page: drag a query along strings, several models")
     p.set_defaults(figure=play)
     p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task or of text")
     p.add_argument("--heads", choices=("sharpest", "all"), default="sharpest",
-                   help="of every layer; default: the one that looks the hardest at one key")
+                   help="all, or of every layer the one whose last query attends most to one key "
+                        "(default: sharpest)")
     for name, p in kinds.choices.items():
         several = dict(nargs="+") if name == "play" else {}  # every split in every length
         if name not in ("reach", "counts"):
@@ -556,7 +562,7 @@ def main(argv=None):
         p.add_argument("--length", type=int, default=[0] if several else 0, **several,
                        help="tokens of a task's sequence, or of the prompt at most; default: as in "
                             "training, or the whole prompt")
-        p.add_argument("--seed", type=int, default=0, help="which sequence of a task or split")
+        p.add_argument("--seed", type=int, default=0, help="another number, another sequence")
         p.add_argument("--out", help="the page to write, .html" if several else
                        "the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser, argv)

@@ -5277,6 +5277,7 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("bench.py attention --length 5", "attention takes --lengths"),
     ("bench.py attention --ways compield", "unknown 'compield': did you mean compiled?"),
     ("bench.py train --run cable", "--run is for attention"),
+    ("bench.py attention --run cable --models cable", "--run is a model already"),
 ])
 def test_bad_requests(trained, words, says):
     before = sorted(path.name for path in trained.rglob("*"))
@@ -6352,7 +6353,7 @@ def test_within_is_the_share_of_the_last_tokens():
     assert maps.within(near).tolist() == [[1.0] * 4]
 
 
-def test_maps_of_reach(home, trained):
+def test_maps_of_reach(home, trained, monkeypatch):
     """Of a task and of text, longer than in training; one token reaches nowhere."""
     said = complaint(home, "maps.py", "reach", trained / "cable")
     assert "was never prepared here" in said
@@ -6362,6 +6363,11 @@ def test_maps_of_reach(home, trained):
     out, _ = command(trained, "maps.py", "reach", "cable", "learned", "--out", home / "r.png",
                      "--length", 16)
     assert out.count("tokens, trained on") == 2 and is_png(home / "r.png")
+    flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", "--model", "rope", *flags, "--n_layer", 3, "--out_dir", home / "deep")
+    figures = drawn(monkeypatch)
+    command(trained, "maps.py", "reach", home / "deep", "tra")
+    assert labels_of(figures[0]).count("head 0") == 2  # a legend for each model
     said = complaint(trained, "maps.py", "reach", "cable", "--length", 1)
     assert "reach needs a sequence of two tokens or more" in said
 
@@ -6974,6 +6980,27 @@ def test_memory_of_one_call_beyond_its_inputs():
     what = model_baseline.literal, torch.nn.Linear(1, 1), [(q, k, v)], False
     found = bench.extra_memory(torch.device("cpu"), *what)
     assert found is None or 0.5 < found < 2.5  # a matrix is .27 GB
+
+
+def test_memory_of_a_call_that_another_process_cannot_make_is_not_said():
+    """ALiBi's arguments have a function of its own."""
+    q, k, v = torch.randn(3, 1, 4, 16, 8)
+    what = model_classics.attention, torch.nn.Linear(1, 1), [(q, k, v, lambda *_: 0)], False
+    assert bench.extra_memory(torch.device("cpu"), *what) is None
+
+
+def test_an_encoders_attention_is_measured_by_one_that_sees_both_ways(home, monkeypatch):
+    monkeypatch.setattr(bench, "extra_memory", lambda *what: None)
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    close(bench.sdpa_both_ways(q, k, v), model_bert.literal(q, k, v)[0], 1e-6)
+    used = []
+    for name in ("sdpa", "sdpa_both_ways"):
+        plain = getattr(bench, name)
+        monkeypatch.setattr(bench, name, lambda *x, name=name, f=plain: used.append(name) or f(*x))
+    command(home, "bench.py", "attention", "--models", "bert_cable", "--lengths", 16, "--ways",
+            "plain", "--repeats", 1, "--device", "cpu", "--out", "b.json")
+    found = json.loads((home / "b.json").read_text())["attention"]["16"]
+    assert set(used) == {"sdpa_both_ways"} and list(found) == ["sdpa", "bert_cable"]
 
 
 # -----------------------------------------------------------------------------
