@@ -96,7 +96,6 @@ from experiments import (
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
-from model_fox import fox_attention
 from model_tra import tra_attention
 
 torch.set_num_threads(1)
@@ -126,6 +125,7 @@ def random_qkv(B=2, H=3, Tq=37, Tk=37, d=6, dtype=torch.float64, seed=0):
 
 
 def close(a, b, tol):
+    assert a.shape == b.shape, (a.shape, b.shape)
     diff = (a.double() - b.double()).abs().max().item()
     assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}"
 
@@ -404,37 +404,11 @@ def test_gradients_reach_the_encodings_parameters(name):
 # -----------------------------------------------------------------------------
 # what the methods say about each other, and about precision
 
-def test_cable_with_equal_steps_is_alibi():
-    q, k, v = random_qkv()
-    alibi = encoding("alibi")
-    S = torch.arange(1, 38, dtype=torch.float64).expand(2, 3, 37)
-    g = alibi.slopes[None, :, None].expand(2, 3, 37)
-    close(cable_attention(q, k, v, S, g), attention(q, k, v, alibi.bias), 1e-12)
-
-
-def test_cable_nw_with_softplus_steps_is_the_forgetting_transformer():
-    q, k, v = random_qkv()
-    z = torch.randn(2, 3, 37, dtype=torch.float64)
-    want = fox_attention(q, k, v, F.logsigmoid(z).cumsum(-1))
-    close(cable_attention(q, k, v, F.softplus(-z).cumsum(-1)), want, 1e-12)
-
-
 def test_tra_with_every_score_positive_is_alibi():
     q, k, v = (x.abs() for x in random_qkv())
     alibi = encoding("alibi")
     decay = -alibi.slopes[None, :, None].expand(2, 3, 37)
     close(tra_attention(q, k, v, decay), attention(q, k, v, alibi.bias), 1e-12)
-
-
-def test_cope_with_open_gates_is_relative_pe():
-    q, k, v = random_qkv()
-    q[..., 0], e = 1.0, torch.randn(6, 9, dtype=torch.float64)
-    gate_keys = torch.zeros_like(k)
-    gate_keys[..., 0] = 1e4
-    pe = encoding("relative_capped")
-    with torch.no_grad():
-        pe.e.copy_(e[:, 1:])  # p = i - j + 1: the table moves by one
-    close(cope_attention(q, k, v, e, gate_keys), attention(q, k, v, pe.bias), 1e-12)
 
 
 def test_cable_in_bfloat16_keeps_the_float32_difference():
@@ -454,12 +428,14 @@ def test_tra_and_cope_count_in_float32_whatever_the_dtype():
     """bfloat16 has no whole numbers between 512 and 516: counts this long would blur."""
     q, k, v = (x.abs().bfloat16() for x in random_qkv(B=1, H=1, Tq=200, Tk=1500, d=8))
     exact = q.double(), k.double(), v.double()
-    decay = torch.full((1, 1, 200), -0.01)
+    decay = torch.full((1, 1, 200), 0.5)  # it grows with the count: the farthest keys matter
     got = tra_attention(q, k, v, decay)
     assert got.dtype == torch.bfloat16
     close(got, model_tra.literal(*exact, decay.double())[0], 0.02)
-    e = torch.linspace(0, -20, 1500).expand(8, 1500) / 8
-    close(cope_attention(q, k, v, e), model_cope.literal(*exact, e.double())[0], 0.03)
+    e, opened = torch.zeros(8, 1500), torch.full_like(k, 100)  # every gate is 1
+    e[:, 1001] = 3  # one position stands out, which bfloat16 does not have
+    close(cope_attention(q, k, v, e, opened),
+          model_cope.literal(*exact, e.double(), opened.double())[0], 0.03)
 
 
 COPE_RUNS = cope_attention, kernels.cpu_count.cope_attention
@@ -647,8 +623,6 @@ def test_a_spy_sees_what_the_literal_form_explains(name):
     """What attention was called with, put into the literal form, is what the layer goes on with."""
     model, went_on = make(name), []
     module = runs.attention_module(model)
-    if not hasattr(module, "literal"):
-        pytest.skip("no literal form")
     plain, enabled = runs.plain_function(module), kernels.enabled
     for block in model.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _, args: went_on.append(args[0]))
@@ -777,8 +751,9 @@ def test_pre_final_is_the_other_files_pre():
 # -----------------------------------------------------------------------------
 # every model
 
-SCHEMES = [(name, norm) for name in MODELS for norm in ("pre", "post")]
-SCHEMES += [("postnorm", norm) for norm in ("pre_final", "output", "peri", "peri_init")]
+SCHEMES = [(name, norm) for name in MODELS for norm in ("pre", "post")
+           if runs.models()[name][0] is not model_postnorm]
+SCHEMES += [("postnorm", norm) for norm in model_postnorm.SCHEMES]
 
 
 @pytest.mark.parametrize("name, norm", SCHEMES)
@@ -880,20 +855,13 @@ def test_a_sequence_of_one_token_and_the_loss(name):
 
 
 @pytest.mark.parametrize("name, fields, message", [
-    ("nope", dict(n_head=5), "n_embd=32 is not divisible by n_head=5"),
-    ("nope", dict(norm="peri"), "norm='peri' is not one of pre, post"),
-    ("rope", dict(n_head=32), "rope turns pairs of channels: head size 1 is odd"),
     ("rope", dict(pe="rop"), "pe='rop' is not one of learned, sinusoidal, rope"),
-    ("label", dict(n_label=-1), "n_label must be 0"),
-    ("cable", dict(step="elu"), "step='elu' is not one of relu, softplus"),
     ("cable", dict(log_kernel="yes"), "log_kernel='yes' is not one of outside, inside"),
-    ("cope", dict(gates="q"), "gates='q' is not one of key, val, sep"),
-    ("cope", dict(P=0), "P=0 must be at least 1"),
-    ("postnorm", dict(norm="sandwich"), "norm='sandwich' is not one of pre, pre_final, output"),
-    ("postnorm", dict(pe="alibi"), "pe='alibi' is not one of rope, nope"),
-    ("diff", dict(n_head=16), "head size 2 is not divisible by 4"),
-    ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd")])
+    ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd"),
+    ("bert_rope", dict(n_head=32), "head size 1 is odd"),
+    ("bert_rope", dict(pe="x"), "pe='x' is not one of cable")])
 def test_settings_that_do_not_fit(name, fields, message):
+    """Those that test_train_says_what_is_wrong has not."""
     module, variant = runs.models()[name]
     with pytest.raises(ValueError, match=re.escape(message)):
         module.GPT(module.GPTConfig(**TINY | variant | fields))
@@ -1044,6 +1012,7 @@ def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32
     return [x.to(dtype) for x in inputs]
 
 
+@pytest.mark.skipif(CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("Tq, Tk", [
     (1, 1), (64, 64), (256, 256), (257, 257), (1000, 1000), (1025, 1025), (1500, 1500),
     (100, 1300)])
@@ -1052,10 +1021,9 @@ def test_the_cpus_way_is_the_literal_form(Tq, Tk):
     inputs = separable_inputs(2, Tq, Tk)
     tolerance = 1e-5 if Tk > 1024 else 1e-4  # up to there one call has the gradient
     cable, fox = kernels.cpu.cable_attention, kernels.cpu.fox_attention
-    if DEVICE == "cpu":
-        same_as(literal_of(model_cable), cable, inputs, tolerance, summed())
-        same_as(literal_of(model_fox), fox, inputs[:4], tolerance,
-                lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
+    same_as(literal_of(model_cable), cable, inputs, tolerance, summed())
+    same_as(literal_of(model_fox), fox, inputs[:4], tolerance,
+            lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
 @pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
@@ -1303,6 +1271,8 @@ def test_interpreted_kernel_alibi(Tq, Tk):
     given = {fast: pe.slopes.to(DEVICE)}
     same_as(literal_of(model_classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
+    arguments = [x.to(DEVICE) for x in (*inputs, pe.slopes.float())]
+    assert kernels.faster(model_classics.alibi_attention, *arguments) is fast
 
 
 @with_kernels
@@ -1635,7 +1605,9 @@ def test_what_the_machine_code_says(dtype, target, d):
     """
     from kernels import report
     shared = 99 if target == 80 else 227  # KB; 99 is what sm_86 and sm_89 have
-    for name, fn, constants in report.jobs(d, dtype):
+    jobs = list(report.jobs(d, dtype))
+    assert len(jobs) >= 5
+    for name, fn, constants in jobs:
         found = report.of(fn, constants, target, dtype)
         most = 0 if "forward" in name else COMPILED[dtype, target]
         assert found["registers"] > 0 and not found["serialized"], (name, found)
@@ -1651,10 +1623,12 @@ def test_what_the_machine_code_says(dtype, target, d):
 def test_a_tile_of_tra_is_short():
     """TRA's counting is a matrix product: with a scan these were 1163, 1131 and 1297."""
     from kernels import report
-    most = dict(tra_forward=960, tra_rows=840, tra_columns=830)
+    most, seen = dict(tra_forward=960, tra_rows=840, tra_columns=830), set()
     for name, fn, constants in report.jobs(64):
         if name in most:
+            seen.add(name)
             assert 400 < report.of(fn, constants, 90)["instructions"] <= 1.1 * most[name]
+    assert seen == most.keys()
 
 
 # -----------------------------------------------------------------------------
@@ -1914,6 +1888,7 @@ def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
 @pytest.mark.parametrize("broken, reason", [
     ("def literal(:", "SyntaxError: invalid syntax"), ("x = 1", "GPTConfig"),
     ("raise KeyError('step')", "KeyError: 'step'"),
+    ("raise RuntimeError('not yet\\nmore')", "not yet"),
     ("import nonesuch", "ModuleNotFoundError: No module named 'nonesuch'")])
 def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, broken, reason):
     (copy / "model_mine.py").write_text(f"{broken}\n")
@@ -2093,9 +2068,8 @@ def test_functions_fit_on_a_screen():
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda p: p.stem)
 def test_model_files_stand_alone_and_stay_short(path):
-    ours = {p.stem for p in ROOT.glob("*.py")} | {"data", "experiments"}
     roots = {name.split(".")[0] for name in imports(path)}
-    assert roots <= {"math", "dataclasses", "torch", "kernels"} and not roots & ours
+    assert roots <= {"math", "dataclasses", "torch", "kernels"}
     most = 370 if path.stem == "model_classics" else 250  # nine methods in one
     assert len(path.read_text().splitlines()) <= most
 
@@ -2156,13 +2130,11 @@ def test_no_script_names_a_method_or_a_task(path):
 
 def snippets():
     """The Python blocks of GUIDE.md with the lines they start at."""
-    path = ROOT / "GUIDE.md"
-    text = path.read_text() if path.exists() else ""
+    text = (ROOT / "GUIDE.md").read_text()
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
         yield text.count("\n", 0, block.start(1)) + 1, block[1]
 
 
-@pytest.mark.skipif(not (ROOT / "GUIDE.md").exists(), reason="no GUIDE.md yet")
 def test_the_guides_snippets_run(monkeypatch):
     """In order, in one namespace; a mistake is reported with its line in GUIDE.md."""
     monkeypatch.chdir(ROOT)
@@ -2650,11 +2622,12 @@ def interpret(words):
 
 
 def test_perplexity_is_e_to_the_mean_loss():
-    row = dict(eval_seconds={})
-    seven = types.SimpleNamespace(model=None, name="seven")
-    evaluation.length_row(row, "strided", lambda *a, **k: np.full(32, math.log(7)), seven,
-                          np.zeros(33), [8, 16], 0, "cpu", None)
-    assert row["strided"] == pytest.approx({8: 7, 16: 7})
+    row, losses = dict(eval_seconds={}), np.log(np.arange(1.0, 33))
+    run = types.SimpleNamespace(model=None, name="run")
+    evaluation.length_row(row, "strided", lambda *a, **k: losses, run, np.zeros(33), [8, 16], 0,
+                          "cpu", None)
+    want = math.factorial(32)**(1 / 32)  # the geometric mean
+    assert row["strided"] == pytest.approx({8: want, 16: want})
 
 
 def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
@@ -2696,7 +2669,7 @@ def test_counting_programs_replayed(split, n):
     task = data.counting.Task(vars=n, max_ops=40, block_size=162, n_train=300)
     x, y = task.batch(split, 300, rng())
     assert x.shape == y.shape == (300, 162) and x.dtype == np.int64
-    lengths, names = [], set()
+    lengths, names, passes = [], set(), 0
     for row, target in zip(x, y):
         words = [w for w in task.show(row) if w]
         end = len(words) - 1
@@ -2704,9 +2677,12 @@ def test_counting_programs_replayed(split, n):
         answer, ops = interpret(words)
         assert target[end] - 10 == answer
         lengths.append(ops)
+        passes += words.count("pass")
         names |= set(words) & set("abcde")
     assert min(lengths) < 6 and max(lengths) == 40 and names == set("abcde"[:n])
     assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
+    share = dict(train=0.887, iid=0.887, pass100=0.92, pass10=0.672)[split]
+    assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
     # the same programs, their beginnings cut off
     short = data.counting.Task(vars=n, max_ops=40, block_size=20, n_train=300)
     sx, sy = short.batch(split, 300, rng())
@@ -2931,7 +2907,8 @@ def test_tomita_strings_match_their_expression(language, legal, p_switch, stays)
     for n, kind in enumerate(kinds.astype(np.float64)):
         counts = np.bincount(y.flatten()[of.flatten() == n], minlength=4)
         assert abs(chi_square(counts, kind / kind.sum())) < 5
-    assert 0.2 < (y == 1).any(1).mean() < 0.5  # about half have ended by 100
+    _, y = data.tomita.Task(language=language).batch("train", 4000, rng())
+    assert (y == 1).any(1).mean() == pytest.approx(0.5, abs=0.03)  # have ended by 100
 
 
 def test_max_retrieval_task():
@@ -3011,12 +2988,7 @@ def test_tasks_are_drawn_fast(name, least):
 
 def encoder(name, **changes):
     """A small random encoder in float64, with biases and steps that do not vanish."""
-    torch.manual_seed(0)
-    model = runs.make_model(TINY | runs.models()[name][1] | dict(model=name) | changes)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model.eval().double()
+    return make(name, **changes).double()
 
 
 def naive_encoder_attention(q, k, v, real, S, g):
@@ -3120,26 +3092,6 @@ def test_padding_changes_nothing(name):
     with torch.enable_grad():  # of a text without tokens too, no NaN
         model.embed(torch.cat((idx, 0 * idx[:1]))).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_an_encoder_sees_what_comes_later():
-    for name in ENCODERS:
-        idx = torch.randint(1, 61, (1, 9))
-        other = idx.clone()
-        other[0, 8] = idx[0, 8] % 60 + 1
-        with torch.no_grad():
-            model = encoder(name)
-            assert (model(idx)[0][0, 0] - model(other)[0][0, 0]).abs().max() > 1e-4
-
-
-def test_order_matters_to_an_encoder():
-    """Of all encodings but none; a mean over tokens alone would not know it."""
-    for name in ENCODERS:
-        idx = torch.randint(1, 61, (1, 12))
-        with torch.no_grad():
-            model = encoder(name)
-            moved = (model.embed(idx) - model.embed(idx[:, torch.randperm(12)])).abs().max()
-        assert (moved < 1e-6) == (name == "bert_nope"), name
 
 
 def test_masked_tokens_are_scored_alone():
@@ -3353,7 +3305,7 @@ def test_the_document_of_a_last_sentence_is_not_empty(tmp_path, monkeypatch):
     assert (x[:, 32:64] != 0).any(1).all()
 
 
-def test_packages_are_split_as_a_whole():
+def test_packages_are_split_as_a_whole(monkeypatch):
     """The largest is trained on, and a split's files are those of its packages."""
     found = {}
     for split, text in itertools.islice(data.text.packages(), 400):
@@ -3362,11 +3314,9 @@ def test_packages_are_split_as_a_whole():
     assert set(found) == set(data.text.SPLITS)
     owners = {}
     real = data.text.choose_splits
-    data.text.choose_splits = lambda names, size: owners.update(real(names, size)) or owners
-    try:
-        next(data.text.packages())
-    finally:
-        data.text.choose_splits = real
+    monkeypatch.setattr(data.text, "choose_splits",
+                        lambda names, size: owners.update(real(names, size)) or owners)
+    next(data.text.packages())
     assert owners["torch"] == "train" and {"json", "asyncio", "numpy"} <= set(owners)
 
 
@@ -3574,6 +3524,8 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
     assert is_png(library / "retrieval-4" / "eval.png")
     out, _ = command(library, "sample.py", "retrieval-4", "--prompt", "talon", "--data", "library")
     assert len(out.splitlines()) == 10 and re.match(r"-?\d\.\d{3}  \d+\.py:\d+  ", out)
+    scores = [float(line.split()[0]) for line in out.splitlines()]
+    assert scores == sorted(scores, reverse=True) and scores[0] > scores[-1]
 
 
 def test_what_an_encoder_refuses(library, trained):
@@ -3845,21 +3797,6 @@ def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_ow
     assert len(found) == 2 and len(model.pos_emb) == tables_of_its_own
 
 
-def test_the_count_of_the_variants_is_that_of_cope():
-    """With a table of embeddings and nothing beside it, a variant is model_cope.py itself."""
-    for fields in (dict(gates="key"), dict(gates="sep", share=False), dict(norm="post")):
-        cope = make("cope", **fields).double()
-        variant = make("cope_relative", plus="none", **fields).double()
-        weights = cope.state_dict()
-        for name in list(weights):
-            if name.startswith("pos_emb."):
-                weights[f"{name}.pos_emb"] = weights.pop(name)
-        variant.load_state_dict(weights)
-        idx = torch.randint(0, 61, (2, 30))
-        with torch.no_grad():
-            close(cope(idx)[0], variant(idx)[0], 1e-9)
-
-
 def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     for name in ("cope", "rope"):
@@ -3906,7 +3843,7 @@ def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
 
 @pytest.mark.parametrize("distance", ["survivors", "plain", "none"])
 @pytest.mark.parametrize("drop", [True, False])
-def test_the_parts_of_tra(drop, distance):
+def test_the_parts_of_tra(drop, distance, monkeypatch):
     """The threshold and the distance, each with and without the other, pair by pair."""
     q, k, v = random_qkv(1, 2, 9, 13, 6)
     q[0, 0, 0] = 0  # no score above 0
@@ -3922,11 +3859,29 @@ def test_the_parts_of_tra(drop, distance):
         for j, weight in weights.items():
             want[0, h, i] += weight / sum(weights.values()) * v[0, h, j]
     for rows in (128, 4, 1):
-        tra_variants.ROWS, whole = rows, tra_variants.ROWS
+        monkeypatch.setattr(tra_variants, "ROWS", rows)
         close(tra_variants.parts_attention(q, k, v, log_decay, drop, distance), want, 1e-12)
-        tra_variants.ROWS = whole
     if drop and distance == "survivors":
         close(model_tra.tra_attention(q, k, v, log_decay), want, 1e-12)
+
+
+def test_names_mean_what_the_tables_say():
+    """Of each file with several, but for those that other tests tell apart."""
+    means = dict(
+        k_cable=dict(log_kernel="outside"), k_cable_inside=dict(log_kernel="inside"),
+        cable_nw_softplus=dict(weight=False, step="softplus"), cope_val=dict(gates="val"),
+        cope_sep=dict(gates="sep"), tra_kept=dict(drop=False), tra_no_decay=dict(distance="none"),
+        tra_decay=dict(drop=False, distance="plain"), outputnorm=dict(norm="output"),
+        prefinalnorm=dict(norm="pre_final"))
+    assert {name: runs.models()[name][1] for name in means} == means
+
+
+@pytest.mark.parametrize("name", ["tra_kept", "tra_plain", "tra_no_decay", "tra_decay"])
+def test_a_variant_of_tra_computes_what_it_is_called(name):
+    model = make(name)
+    with torch.no_grad(), runs.spy(model) as calls:
+        model(torch.randint(0, 61, (1, 9)))
+    assert [call[4:] for call in calls] == 2 * [(model.config.drop, model.config.distance)]
 
 
 def test_tra_taken_apart_and_whole_again():
@@ -4022,18 +3977,6 @@ def test_the_hard_coded_model_has_the_theorems_gaps(n):
         assert want >= 2 * c * math.sqrt((n - 1) / n) - 1e-9
 
 
-def test_dilution_and_its_remedy_in_the_specs_numbers():
-    """n = 64, the gap at length 2 scaled to 10: without a norm, and with one on the output."""
-    lengths = (2, 8, 32, 63)
-    plain = gaps(minimal.hard_coded(64, 20.0), 64, lengths, sets=40)
-    c = 10 / math.sqrt(64 * 63 / (2 * 62))
-    normed = gaps(minimal.hard_coded(64, c, "output", centred=True), 64, lengths, sets=40)
-    assert [round(plain[n][1], 2) for n in lengths] == [10, 2.5, 0.62, 0.32]
-    assert [round(plain[n][3], 3) for n in lengths[1:]] == [0.010, 0.341, 0.978]
-    assert [round(normed[n][1], 2) for n in lengths] == [10, 5.26, 3.48, 14.03]
-    assert [round(normed[n][3], 3) for n in lengths[1:]] == [0.001, 0.029, 0.000]
-
-
 def test_theorem_entry_has_the_specs_numbers():
     found = minimal.theorem()["models"]
     wanted = dict(none=((10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)),
@@ -4082,7 +4025,7 @@ def test_theorem_4_2():
             assert abs(found[6][0]) < 1e-9  # the gap is gone
 
 
-@pytest.mark.parametrize("norm", ["none", "output", "pre", "post", "peri", "peri_init"])
+@pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])
 @pytest.mark.parametrize("constant", [True, False])
 def test_the_minimal_transformer_is_equation_3(norm, constant):
     torch.manual_seed(0)
@@ -4102,14 +4045,14 @@ def test_the_minimal_transformer_is_equation_3(norm, constant):
             if norm == "peri_init":
                 xs = [N(x, model.first) for x in xs]
             seen = xs
-            if norm in ("pre", "peri", "peri_init"):
+            if norm in ("pre", "pre_final", "peri", "peri_init"):
                 seen = [N(x, model.before) for x in xs]
             a = [weight(seen[-1], x) for x in seen]
             y = sum(w / sum(a) * (x @ model.W_V @ model.W_O) for w, x in zip(a, seen))
             if norm in ("output", "peri", "peri_init"):
                 y = N(y, model.after)
             x = N(xs[-1] + y, model.after) if norm == "post" else xs[-1] + y
-            x = N(x, model.last) if norm in ("peri", "peri_init") else x
+            x = N(x, model.last) if norm in ("pre_final", "peri", "peri_init") else x
             close(model(torch.tensor([tokens]))[0, t], x @ model.U, 1e-10)
 
 
@@ -4154,6 +4097,9 @@ def test_random_search_draws_from_its_ranges():
         ys = np.array([t[name] for t in trials])
         assert low <= ys.min() and ys.max() <= high, name
         assert ys.max() - ys.min() > 0.8 * (high - low), name
+        if name in ("weight_decay", "grad_clip", "learning_rate", "warmup", "rho"):
+            place = np.mean(np.log(ys / low)) / np.log(high / low)
+            assert place == pytest.approx(0.5, abs=0.06), name  # log-uniform
     assert all(t["beta1"] < t["beta2"]**0.5 for t in trials)
     assert 0.4 < np.mean([t["final"] == 0 for t in trials]) < 0.6
 
@@ -4694,6 +4640,7 @@ def test_a_step_is_torchs_adamw_on_the_mean_of_micro_steps_clipped(home):
     model, task = runs.make_model(config), runs.make_task(config)
     groups = [dict(params=[p for p in model.parameters() if (p.dim() > 1) == wide],
                    weight_decay=0.3 * wide) for wide in (True, False)]
+    assert all(p.dim() == 1 for p in make("kerple").pe.parameters())  # do not decay
     optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.5, 0.7))
     for it in range(2):
         draw = np.random.default_rng([config["seed"], it])
@@ -4800,25 +4747,6 @@ def test_learning_rate_schedules(decay, middle, late, home):
                         "--warmup_iters", 3, "--lr_decay_iters", 11, "--lr_decay", decay)
     want = {0: 1 / 3, 2: 1.0, 3: 1.0, 5: middle, 11: late, 13: late}
     assert {n: 1000 * lr[n] for n in want} == pytest.approx(want)
-
-
-def test_matrices_decay_and_gains_do_not(home):
-    """The second group of the optimizer: what has one dimension, and no weight decay."""
-    for name in ("cable", "kerple"):
-        command(home, "train.py", "--model", name, "--data", "notes", "--no-evaluate",
-                "--max_iters", 1, *TINY_FLAGS, "--out_dir", name, "--weight_decay", 0.3)
-        checkpoint = torch.load(home / name / "ckpt.pt", weights_only=True)
-        decayed, rest = checkpoint["optimizer"]["param_groups"]
-        assert decayed["weight_decay"] == 0.3 and rest["weight_decay"] == 0
-        model = runs.make_model(checkpoint["config"])
-        shapes = [p.dim() for p in model.parameters()]
-        assert len(decayed["params"]) == sum(n >= 2 for n in shapes)
-        assert len(rest["params"]) == sum(n < 2 for n in shapes)
-        states = checkpoint["optimizer"]["state"]
-        assert all(states[n]["exp_avg"].dim() >= 2 for n in decayed["params"])
-        assert all(states[n]["exp_avg"].dim() < 2 for n in rest["params"])
-        # kerple's p and a do not decay
-        assert name != "kerple" or len(model.pe[0].p.shape) == len(model.pe[0].a.shape) == 1
 
 
 def test_a_flag_comes_before_the_model_before_the_task_before_the_default(home):
@@ -5580,7 +5508,7 @@ def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_and_on(repo):
     """The same losses, to the last digit, through a real interrupt; none of it is a traceback."""
-    flags = [*map(str, HARD), "--max_iters", "60", "--eval_interval", "20"]
+    flags = [*map(str, HARD), "--max_iters", "200", "--eval_interval", "50"]
     command(repo, "train.py", *flags, "--out_dir", "out/whole")
     broken = subprocess.Popen(
         [sys.executable, "train.py", *flags, "--out_dir", "out/broken"], cwd=repo, text=True,
@@ -5592,7 +5520,7 @@ def test_ctrl_c_in_a_process_and_on(repo):
     rest, err = broken.communicate(timeout=60)
     assert broken.returncode == 130 and "Traceback" not in err
     assert "continue with: python train.py --resume out/broken" in rest
-    assert 7 <= torch.load(repo / "out/broken/ckpt.pt", weights_only=True)["iter"] < 60
+    assert 7 <= torch.load(repo / "out/broken/ckpt.pt", weights_only=True)["iter"] < 200
     command(repo, "train.py", "--resume", "out/broken", "--no-evaluate")
     same_run(repo / "out" / "whole", repo / "out" / "broken")
 
@@ -5611,7 +5539,7 @@ def test_ctrl_c_ends_a_long_prompt_and_a_long_evaluation_at_once(repo):
         run.send_signal(signal.SIGINT)
         start = time.time()
         _, err = run.communicate(timeout=60)
-        assert run.returncode == -signal.SIGINT and not err and time.time() - start < 1, line + err
+        assert run.returncode == -signal.SIGINT and not err and time.time() - start < 10, line + err
 
 
 @pytest.mark.slow
@@ -5805,10 +5733,6 @@ def readmes_task():
     return re.search(r"^```python\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)[1]
 
 
-def test_the_readmes_task_is_short():
-    assert 5 <= len(readmes_task().splitlines()) <= 20
-
-
 @pytest.mark.parametrize("source", ["readme", "a batch and a score", "a batch alone"])
 def test_a_task_of_ones_own_in_every_command(source, tasks, home):
     """Given only what it must have, or as in README.md."""
@@ -5950,47 +5874,6 @@ def test_a_task_s_defaults_may_be_for_flags_of_other_models(tasks, home):
 
 
 TINY_RUN = ("--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS)
-
-
-def test_a_fork_with_taken_names_is_refused_where_it_is_asked_for(copy):
-    shutil.copy(ROOT / "model_cable.py", copy / "model_mine.py")
-    for name in ("cable", "k_cable"):
-        said = complaint(copy, "train.py", "--model", name, *TINY_RUN)
-        assert "model_cable.py and model_mine.py both answer to" in said and name in said
-    said = complaint(copy, "train.py", "--model", "mine", *TINY_RUN)
-    assert "model_mine.py does not answer to 'mine'" in said
-    _, err = command(copy, "train.py", "--model", "rope", *TINY_RUN)
-    assert err == ""
-
-
-def test_a_fork_that_is_broken_stops_only_who_asks_for_it(copy):
-    (copy / "model_mine.py").write_text("def attention(:\n")
-    (copy / "model_worse.py").write_text("raise RuntimeError('not yet\\nmore')")
-    (copy / "model_other.py").write_text("VARIANTS = dict(other=dict())")  # no GPTConfig
-    _, err = command(copy, "train.py", "--model", "rope", *TINY_RUN)
-    lines = err.splitlines()
-    assert [line.split(":")[1].split()[0] for line in lines] == [
-        "model_mine.py", "model_other.py", "model_worse.py"]
-    assert all(line.startswith("warning: model_") and "left out" in line for line in lines)
-    for name, why in (("mine", "SyntaxError"), ("worse", "not yet"), ("other", "GPTConfig")):
-        _, err = command(copy, "train.py", "--model", name, *TINY_RUN, code=1)
-        last = err.splitlines()[-1]
-        assert last.startswith(f"error: model_{name}.py cannot be used: ") and why in last
-
-
-def test_a_fork_without_variants_answers_to_its_file_s_name(copy):
-    source = (ROOT / "model_fox.py").read_text()
-    assert re.search(r"^VARIANTS = .*\n", source, re.M)
-    (copy / "model_mine.py").write_text(re.sub(r"^VARIANTS = .*\n", "", source, flags=re.M))
-    out, err = command(copy, "train.py", "--model", "mine", *TINY_RUN)
-    assert "iter 1/1 | loss" in out and "model_mine" not in err
-    assert (copy / "out" / "mine-flipflop-nano" / "ckpt.pt").exists()
-    (copy / "model_mine.py").write_text(source.replace("VARIANTS = dict(fox=dict())",
-                                                       "VARIANTS = dict(mine=dict(n_layre=1))"))
-    runs.models.cache_clear()
-    del sys.modules["model_mine"]
-    _, err = command(copy, "train.py", "--model", "mine", *TINY_RUN, code=1)
-    assert "model_mine.py cannot be used: ValueError: VARIANTS sets n_layre, which" in err
 
 
 LAST_FIELD = 'log_kernel: str = ""'
@@ -6326,6 +6209,7 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
             kinds = ["scores"] if "scores" in result["runs"][0] and kinds == ["lengths"] else kinds
             kinds = ["ndcg"] if "search" in result["runs"][0] else kinds
             kinds = ["curves"] if "losses" in result else kinds
+        assert kinds or path.name.startswith(("bench.", "contrast", "stress")), path.name
         for kind in kinds:
             plot.main([kind, str(path)])
             figures[-1].draw_without_rendering()
@@ -6339,7 +6223,6 @@ def test_every_committed_result_is_drawn_with_a_whole_legend(monkeypatch, tmp_pa
                 names |= rows.keys()
             assert all(name in said or name in ticks for name in names), (path.name, kind, said)
         plot.plt.close("all")
-    assert len(figures) > 12
 
 
 # -----------------------------------------------------------------------------
@@ -6363,6 +6246,14 @@ def test_maps_of_reach(home, trained, monkeypatch):
     out, _ = command(trained, "maps.py", "reach", "cable", "learned", "--out", home / "r.png",
                      "--length", 16)
     assert out.count("tokens, trained on") == 2 and is_png(home / "r.png")
+    # how much lies farther back than a window of training, 16: of the last half of 39 tokens
+    out, _ = command(trained, "maps.py", "reach", "tra", "--length", 40, "--out", home / "r.png")
+    _, model, config = maps.load(trained / "tra")
+    x, _ = runs.make_task(config | dict(block_size=40)).batch("dense", 1, rng([0, 0]))
+    a = maps.look(model, torch.from_numpy(x))[0]["attention"]
+    near = sum(a[:, i, i - 15:i + 1].sum(-1) for i in range(20, 39)) / a[:, 20:].sum((1, 2))
+    said = re.search(r"farther back: (.*)", out)[1].split()
+    assert list(map(float, said)) == pytest.approx(100 - 100 * near, abs=0.06)
     flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", "--model", "rope", *flags, "--n_layer", 3, "--out_dir", home / "deep")
     figures = drawn(monkeypatch)
@@ -6456,7 +6347,8 @@ def test_a_map_shows_what_the_model_computes(trained, monkeypatch):
     labels = [t.get_text() for t in axes[0].get_xticklabels()]
     assert labels == task.show(x[0])
     found = maps.look(model, torch.from_numpy(x))[-1]
-    assert np.abs(found["attention"].sum(-1) - 1).max() < 1e-5 or (found["step"] == 0).any()
+    alive = found["step"].any(-1)  # a query without a key attends to nothing
+    assert np.abs(found["attention"].sum(-1) - alive).max() < 1e-5
     for n, ax in enumerate(axes[:2]):
         shown = ax.images[-1].get_array()
         assert shown.mask[0, 1] and not shown.mask[1, 0]  # what is later is not shown
@@ -6476,6 +6368,15 @@ def test_position_is_the_attention_if_all_contents_were_alike():
     kept = ~dropped & np.tri(10, dtype=bool)
     tops = parts["position"].max(-1)[kept.any(-1)]
     assert tops == pytest.approx(np.ones(len(tops)))
+
+
+def test_the_sharpest_head_is_that_of_the_last_query():
+    a = np.full((2, 2, 3, 3), 0.1)  # layers, heads, queries, keys
+    a[0, 0, -1, 0], a[1, 0, -1, 2] = 0.5, 0.9
+    a[0, 1, 0, 0] = a[1, 1, 0, 0] = 1.0  # another query's
+    layers = [dict(attention=x) for x in a]
+    assert maps.sharpest(layers)[:2] == (1, 0)
+    assert maps.heads_to_show(layers, "sharpest") == ([(0, 0), (1, 0)], 1)
 
 
 def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
@@ -6979,6 +6880,7 @@ def test_memory_of_one_call_beyond_its_inputs():
     q, k, v = torch.randn(3, 1, 4, 4096, 8)
     what = model_baseline.literal, torch.nn.Linear(1, 1), [(q, k, v)], False
     found = bench.extra_memory(torch.device("cpu"), *what)
+    assert (found is None) == (runs.peak_memory(torch.device("cpu")) is None)
     assert found is None or 0.5 < found < 2.5  # a matrix is .27 GB
 
 
@@ -7438,7 +7340,7 @@ def test_a_command_s_progress_is_shown_and_its_failure_has_its_words(tmp_path, m
         board.run("b", "python", "-c", code)
     code = "import time; print('iter 1/2 | eta 0m09s', flush=True); time.sleep(60)"
     monkeypatch.setattr(board, "show", lambda *_: board.stop())
-    with pytest.raises(RuntimeError, match="exited with -2.*KeyboardInterrupt|exited with -2"):
+    with pytest.raises(RuntimeError, match="exited with -2"):
         board.run("c", "python", "-c", code)
     with pytest.raises(RuntimeError, match="stopped"):
         board.run("d", "python", "-c", "pass")
@@ -7607,6 +7509,7 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     def edit(*pairs):
         source = fork.read_text()
         for old, new in pairs:
+            assert old in source
             source = source.replace(old, new, 1)
         fork.write_text(source)
         runs.models.cache_clear()
@@ -7620,8 +7523,9 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     fork = copy / "model_mine.py"
     edit(("import math\n", "import math  # for pi\n"))
     assert "$ python train.py" not in run("mine")[0]
-    edit(('{"relu": F.relu, "softplus": F.softplus}[config.step]', "torch.sigmoid"),
-         ("mine=dict()", "mine=dict(norm='post', qk_norm=False)"))
+    edit(('{"relu": F.relu, "softplus": F.softplus}[config.step]', "torch.sigmoid"))
+    assert run("mine")[0].count("$ python train.py") == 2
+    edit(("mine=dict()", "mine=dict(norm='post', qk_norm=False)"))
     out, _ = run("mine")
     assert out.count("$ python train.py") == 2
     assert out.count("--model mine --norm post --no-qk_norm") == 2
@@ -8106,12 +8010,35 @@ def test_committed_json_is_compact_and_says_where_it_is_from():
         assert runs.in_lines(result) + "\n" == text, f"{path.name} is not as write_json has it"
 
 
+PAGES = [ROOT / name for name in ("README.md", "GUIDE.md", "results/README.md",
+                                  "results/findings.md")]
+
+
 def test_every_picture_of_the_pages_is_there():
-    for page in (ROOT / "README.md", ROOT / "results" / "README.md"):
+    for page in PAGES[:3]:
         found = re.findall(r"!\[[^]]*\]\((\S+?)\)", page.read_text())
         assert found
         for picture in found:
             assert is_png(page.parent / picture), picture
+
+
+def test_every_link_and_every_entry_that_a_page_names_is_there():
+    for page in PAGES:
+        text = page.read_text()
+        links = re.findall(r"\]\(([^)#\s]+)", text)
+        assert links
+        for link in links:
+            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+        named = set(re.findall(r"reproduce\.py ([a-z]\w+)", text))
+        assert named and named <= set(experiments.known()), page
+
+
+def test_the_readmes_perplexities_are_those_of_its_run():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"about (\d\.\d\d) in windows of 256 tokens and (\d\.\d\d) in windows", text)
+    found = json.loads((ROOT / "results" / "cable_table1.cpu.json").read_text())["runs"][0]
+    assert found["model"] == "cable" and found["seed"] == 1337
+    assert said.groups() == tuple(f"{found['perplexity'][T]:.2f}" for T in ("256", "4096"))
 
 
 def cells(line):
@@ -8552,7 +8479,7 @@ def test_stress_finds_what_is_broken(word, says, tmp_path, monkeypatch):
     monkeypatch.setitem(COMMANDS, "plot.py", types.SimpleNamespace(main=broken_main))
     monkeypatch.setattr(sys.modules[__name__], "PATIENCE", 0.2)
     with pytest.raises(AssertionError, match=says):
-        Process(tmp_path, f"plot.py {word}").wait(0.2 if word == "deaf" else 20)
+        Process(tmp_path, f"plot.py {word}").wait(2 if word == "deaf" else 20)
 
 
 def test_stress_kills_and_sees_what_is_half_written(tmp_path, monkeypatch):
