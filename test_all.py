@@ -3397,6 +3397,9 @@ def test_ranking_by_a_worked_example():
     ndcg = evaluation.ndcg
     assert ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
     assert ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
+    found = evaluation.summary(np.array([1, 3, 10, 11]), np.arange(4), 0)
+    assert {name: m["value"] for name, m in found.items()} == pytest.approx(
+        {"ndcg@10": (1 + 0.5 + 1 / math.log2(11)) / 4, "recall@1": 0.25, "recall@10": 0.75})
     got = evaluation.reciprocal_rank(np.array([[0.1, 0.9, 0.5]]))
     assert got.tolist() == [[1 / 63, 1 / 61, 1 / 62]]
     halves = np.repeat([0.0, 1.0], 200)
@@ -3516,6 +3519,9 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
                      draw=True)
     found = json.loads((library / "retrieval-4" / "eval.json").read_text())
     assert found["queries"] == 5 and found["documents"] >= 1 and "retrieval-4  whole" in out
+    places = range(1, min(10, found["documents"]) + 1)
+    chance = sum(1 / math.log2(1 + place) for place in places) / found["documents"]
+    assert found["chance"] == pytest.approx(chance)
     row = found["runs"][0]
     assert set(row["search"]) == set(evaluation.READINGS)
     assert row["search"]["whole"]["32"] == row["search"]["windows"]["32"]
