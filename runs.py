@@ -52,8 +52,8 @@ def fail(message):
 def complaint(error):
     """
     What a ValueError says, where a file of ours raised it for the user. Any other is a bug, perhaps
-    in a file that is being changed: it is raised again, with its traceback. The byte code decides,
-    since a file may have changed since it was read.
+    in a file that is being changed: it is raised again, with its traceback. Whether it was a
+    `raise` is read from the byte code: the source may have been edited since Python read it.
     """
     trace = error.__traceback__
     while trace.tb_next:
@@ -109,7 +109,7 @@ def finish_output():
         os._exit(1)
 
 
-if sys.stdout is None:  # closed, by `>&-`: the next file must not take its place
+if sys.stdout is None:  # closed, by `>&-`: print would fail, and the next file would be number 1
     sys.stdout = open(os.devnull, "w")
 
 
@@ -401,10 +401,10 @@ def setup(args):
     if device.type != "cuda" and device.index:
         fail(f"--device {name}: there is one {device.type} here, use --device {device.type}")
     if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            fail(f"--device {name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
         if device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if device.index >= torch.cuda.device_count():
+            fail(f"--device {device}: there are {torch.cuda.device_count()} GPUs, counted from 0")
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
 
@@ -429,7 +429,7 @@ def setup(args):
             why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
             attention = f"attention in PyTorch ({why_not})"
             if not why_not:
-                attention = "attention by Triton kernel, where the model has one"
+                attention = "attention by Triton kernel, where the model has one for its head size"
     place = f"{device} (threads: {torch.get_num_threads()})" if device.type == "cpu" else device
     return device, context, f"{place}, {dtype} ({why}), {attention}"
 
@@ -472,13 +472,16 @@ def environment():
 # -----------------------------------------------------------------------------
 # files
 
+HALF = ".nanope-tmp"  # what a half-written file is called, with the number of its process
+
+
 def write_safely(path, write, size=0):
     """
     write(tmp) and rename: a full disk or a kill leaves the file as it was, and what dead processes
     left beside it goes. size: the bytes it needs, to be said of a full disk. Raises OSError.
     """
     remove_strays(path.parent)
-    tmp = Path(f"{path}.tmp{os.getpid()}")
+    tmp = Path(f"{path}{HALF}{os.getpid()}")
     try:
         write(tmp)
         os.replace(tmp, path)
@@ -498,9 +501,9 @@ def write_safely(path, write, size=0):
 
 def remove_strays(folder):
     """Remove the half-written files of processes that are no more."""
-    for tmp in folder.glob("*.tmp*"):
-        pid = tmp.name.rpartition(".tmp")[2]
-        if not pid.isdigit() or os.name != "posix":
+    for tmp in folder.glob(f"*{HALF}*"):
+        pid = tmp.name.rpartition(HALF)[2]
+        if not pid.isdecimal() or os.name != "posix":
             continue
         try:
             os.kill(int(pid), 0)  # asks only
@@ -571,8 +574,8 @@ def write_json(path, value):
 
 def in_lines(value, indent="", row=False):
     """
-    value as JSON. Spread over lines are the outermost dict, what holds a list of dicts (runs,
-    trials, panels), and tables: dicts that hold nothing but dicts, except for those within a row.
+    value as JSON, a row a line. Spread over lines are the outermost dict, whatever holds a list of
+    dicts (runs, trials, panels), and a dict of dicts, unless it is inside a row.
     """
     table = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
     if not value or not (indent == "" or has_rows(value) or table and not row):
@@ -670,7 +673,7 @@ CONFIG = dict(model=str, data=str, seed=int, block_size=int, vocab_size=int, rho
 def check_config(config):
     """Plain values, of the types that the model's and the task's fields have. Raises ValueError."""
     for name, value in config.items():
-        if not isinstance(name, str) or not name.isidentifier():
+        if not isinstance(name, str) or not name.isidentifier() or name in ("help", "resume"):
             raise ValueError(f"its config has a setting called {name!r}")
         if type(value) not in (str, int, float, bool):
             raise ValueError(f"its config has {name} of type {type(value).__name__}")

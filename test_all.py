@@ -1504,8 +1504,7 @@ def test_interpreted_kernel_why_not(monkeypatch):
     assert kernels.why_no_triton(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
     args = argparse.Namespace(device=DEVICE, dtype="float32", kernel="auto")
     assert "attention by Triton kernel" in runs.setup(args)[2]
-    monkeypatch.setattr(kernels, "enabled", False)
-    assert kernels.why_no_triton(q) == "turned off"
+    monkeypatch.setattr(kernels, "enabled", False)  # and afterwards as it was
     args.kernel = "off"
     assert "attention as the model file has it" in runs.setup(args)[2]
 
@@ -5376,7 +5375,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
                        r"limit reached: it needs 0.\d MB, [\d,.]+ MB are free; the previous one"):
         command(home, "train.py", "--resume", "run", "--max_iters", 5, "--no-evaluate")
     assert {path.name: path.read_bytes() for path in (home / "run").glob("*.pt")} == before
-    assert not list((home / "run").glob("*.tmp*"))
+    assert not list((home / "run").glob("*tmp*"))
 
 
 def test_what_ends_a_script_is_said_in_one_line_or_not_at_all(monkeypatch, capfd):
@@ -5455,11 +5454,12 @@ def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
 def test_what_dead_processes_left_half_written_goes(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    for name in (f"x.png.tmp{dead.pid}", f"y.json.tmp{os.getppid()}", "z.tmp", "notes.tmpl"):
+    left = {f"y.json{runs.HALF}{os.getppid()}", f"z{runs.HALF}", f"z{runs.HALF}²",
+            f"backup.tmp{dead.pid}", "notes.tmpl"}
+    for name in (f"x.png{runs.HALF}{dead.pid}", *left):
         (tmp_path / name).write_text("half")
     runs.write_json(tmp_path / "x.json", {})
-    left = {"x.json", f"y.json.tmp{os.getppid()}", "z.tmp", "notes.tmpl"}
-    assert {path.name for path in tmp_path.iterdir()} == left
+    assert {path.name for path in tmp_path.iterdir()} == left | {"x.json"}
 
 
 def test_a_folder_is_not_written_over(tmp_path, monkeypatch):
@@ -5509,6 +5509,30 @@ def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" of 8 ")[0] for line in lines] == [f"  windows of 4: {n}" for n in said]
     assert not any(part._forward_hooks for part in model.modules())
+
+
+@pytest.mark.slow
+def test_a_kill_during_the_last_evaluation_ends_that_too(repo, tmp_path):
+    shutil.copytree(repo, tmp_path / "own")
+    (tmp_path / "own" / "eval.py").write_text(
+        "import os, time; print('eval is', os.getpid(), flush=True); time.sleep(60)")
+    run = subprocess.Popen(
+        [sys.executable, "train.py", "--data", "notes", "--max_iters", "1", *TINY_FLAGS],
+        cwd=tmp_path / "own", text=True, stdout=subprocess.PIPE, env=os.environ | ONE_THREAD)
+    number = next(int(line.split()[2]) for line in run.stdout if line.startswith("eval is"))
+    run.terminate()
+    assert run.wait(30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    for name, found in (("is_available", True), ("device_count", 4)):
+        monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    args = argparse.Namespace(device="auto", dtype="float32", kernel="auto")
+    with pytest.raises(SystemExit, match="--device cuda:5: there are 4 GPUs, counted from 0"):
+        runs.setup(args)
 
 
 @pytest.mark.slow
@@ -5659,7 +5683,7 @@ def test_a_full_disk_and_a_closed_pipe_end_in_one_line_or_none(repo):
     _, err = process(repo, "-c", limit, "train.py", "--resume", "out/full", "--max_iters", 3,
                      "--no-evaluate", code=1)
     assert re.fullmatch(r"error: could not write out/full/(best|ckpt)\.pt \(.*\)\n", err)
-    assert not list((repo / "out" / "full").glob("*.tmp*"))
+    assert not list((repo / "out" / "full").glob("*tmp*"))
     done = subprocess.run(
         f"{sys.executable} sample.py out/full --max_new_tokens 900 | head -c 9; "
         "exit ${PIPESTATUS[0]}", cwd=repo, shell=True, executable="/bin/bash",
@@ -5793,6 +5817,24 @@ def test_a_bad_task_in_one_line(tasks, home, change, says):
     command(home, *words, "--data", "flipflop")  # nobody else is disturbed
 
 
+def test_a_task_longer_than_a_table_in_validation(tasks, home):
+    write_task(tasks, "parity", PARITY.replace("(batch_size, self.block_size)",
+                                               "(batch_size, 20 if split == 'iid' else 16)"))
+    said = complaint(home, "train.py", "--data", "parity", "--model", "learned", "--max_iters", 1,
+                     *TINY_FLAGS)
+    assert said == "error: learned positions end at block_size=16; 20 tokens do not fit"
+
+
+def test_a_task_that_has_other_tokens_now_is_not_resumed(tasks, home):
+    flags = "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    write_task(tasks, "parity", PARITY)
+    command(home, "train.py", "--data", "parity", *flags, "--out_dir", "run")
+    write_task(tasks, "parity", PARITY.replace("vocab_size = 2", "vocab_size = 5"))
+    del sys.modules["data.parity"]
+    said = complaint(home, "train.py", "--resume", "run", "--max_iters", 2)
+    assert said == "error: parity has 5 tokens now, run was trained on 2"
+
+
 def test_a_task_whose_checkpoints_could_not_be_loaded_does_not_train(tasks, home):
     begin = "    def begin(self, model):\n        self.kept = dict(table=model.wte.weight)\n"
     write_task(tasks, "keeper", f"{PARITY}\n{begin}")
@@ -5887,6 +5929,9 @@ LAST_FIELD = 'log_kernel: str = ""'
 
 @pytest.mark.parametrize("old, new, says", [
     (LAST_FIELD, f"{LAST_FIELD}\n    reach: int = None", "reach=None: a setting has to be"),
+    (LAST_FIELD, f"{LAST_FIELD}\n    window: int | None = None",
+     "window of model has to be a bool, int, float or str: a flag"),
+    (LAST_FIELD, f"{LAST_FIELD}\n    resume: int = 3", "two groups have a flag --resume: rename"),
     ("self.drop = ", "self.register_buffer('ids', torch.arange(8))\n        self.drop = ",
      "ids of --model mine has to be finite floats. A buffer can be"),
     ("self.drop = ", "self.register_buffer('m', torch.full((8,), -math.inf))\n        self.drop = ",
@@ -8243,7 +8288,7 @@ class Stress:
         shutil.copytree(made, self.folder)
         self.before = whole(self.folder, self.made)
         getattr(self, kind)()
-        strays = [path for path in self.folder.rglob("*.tmp*") if path.suffix[4:].isdigit()]
+        strays = list(self.folder.rglob(f"*{runs.HALF}*"))
         assert kind != "kills" or not strays, f"left half written: {strays}"
 
     def start(self, line, **how):

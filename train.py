@@ -46,7 +46,7 @@ except ImportError:  # Windows
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model_*.py
     init_from: str = ""           # begin with the weights of this run, of the same model
-    size: str = "nano"            # preset of model and training sizes; the task has them
+    size: str = "nano"            # preset: nano; text has tiny small medium, too; see the task
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
     max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is
@@ -60,19 +60,19 @@ class TrainConfig:
     beta2: float = 0.95           # AdamW
     grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
     bema: bool = False            # also keep BEMA weights (Post-Norm, 4.5), for eval.py --bema
-    rho: float = 10.0             # BEMA: lag
-    kappa: float = 0.5            # BEMA: power of the average, 0 to 1; 0 does not average
-    eta: float = 0.2              # BEMA: power of the bias correction; large is plain EMA
+    rho: float = 10.0             # BEMA: lag, added to the step t before both powers
+    kappa: float = 0.5            # BEMA: step t has weight (rho + t)^-kappa in the average; 0: all
+    eta: float = 0.2              # BEMA: the correction is (rho + t)^-eta; large: none, plain EMA
     seed: int = 1337              # of weights, data and dropout
 
 
 @dataclass
 class RunConfig:
     out_dir: str = ""             # for checkpoints and log; default out/<model>-<data>-<size>
-    log_interval: int = 10        # steps between log lines; validation has one, too
+    log_interval: int = 10        # steps between log lines; every validation has one, too
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
     eval_iters: int = 20          # batches per validation
-    evaluate: bool = True         # afterwards, run eval.py and sample.py on the result
+    evaluate: bool = True         # afterwards, run eval.py (on text sample.py, too) on the result
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
     compile: str = "auto"         # torch.compile: auto (on with cuda), on, off; a CPU needs g++
@@ -116,10 +116,10 @@ COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass fi
 
 def fresh(argv):
     """
-    -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag, the variant that the
-    model's name means (no flag changes its words), the task's defaults, the dataclasses'.
+    -> a new run's settings; no checkpoint, no folder yet. Precedence: a flag; what the model's name
+    means in VARIANTS (a flag may change its numbers); the task's defaults; the dataclasses'.
     """
-    early = runs.make_parser(add_help=False)  # they decide which others there are
+    early = runs.make_parser(add_help=False)  # these three decide which other flags there are
     for flag, usual in (("--model", None), ("--data", "stdlib"), ("--size", None)):
         early.add_argument(flag, default=usual)
     asked, _ = early.parse_known_args(argv)
@@ -151,7 +151,9 @@ def fresh(argv):
         for base in reversed(cls.__mro__[:-1]):  # object has none
             comments |= dict(COMMENT.findall(Path(inspect.getfile(base)).read_text()))
         for field in fields(cls):
-            if field.name in settings.keys() - SHARED:
+            if types[field.name] not in (bool, int, float, str):
+                runs.fail(f"{field.name} of {title} has to be a bool, int, float or str: a flag")
+            if field.name in settings.keys() - SHARED | {"help", "resume"}:
                 runs.fail(f"two groups have a flag --{field.name}: rename the model's or task's")
             if field.name not in settings and field.name != "vocab_size":
                 about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
@@ -162,9 +164,7 @@ def fresh(argv):
             settings[field.name] = field.default
 
     # a task's defaults may be for flags that only some models have
-    known = set(settings)
-    for other, _ in models.values():
-        known.update(field.name for field in fields(other.GPTConfig))
+    known = set(settings).union(*(m.GPTConfig.__dataclass_fields__ for m, _ in models.values()))
     for name in task.defaults[size]:
         if name not in known and not models.broken:
             file = Path(inspect.getfile(task)).name
@@ -177,7 +177,10 @@ def fresh(argv):
 
 
 def wrong_direction(name, task):
-    """An encoder would see the next token, and a causal model no later one, in the wrong task."""
+    """
+    Fails: on a causal task an encoder would see the answer, on an encoder's task a causal model
+    would miss what comes after.
+    """
     names = [name for name, (module, _) in runs.models().items()
              if runs.is_encoder(module.GPT) == task.for_encoders]
     kind = "an encoder, which reads both ways" if task.for_encoders else "a causal model"
@@ -194,11 +197,10 @@ def resume(argv):
     path = runs.find_checkpoint(asked.resume)
     checkpoint = runs.load_checkpoint(path)
     saved = asdict(TrainConfig()) | asdict(RunConfig()) | checkpoint["config"]
-    for cls in (TrainConfig, RunConfig):
-        try:
-            runs.check_types(saved, get_type_hints(cls))
-        except ValueError as e:
-            runs.fail(f"{path} cannot be used: {e}")
+    try:
+        runs.check_types(saved, get_type_hints(TrainConfig) | get_type_hints(RunConfig))
+    except ValueError as e:
+        runs.fail(f"{path} cannot be used: {e}")
 
     # every setting is a flag; help shows those that may change
     parser = runs.make_parser(description=__doc__)
@@ -237,8 +239,9 @@ def check_rules(c, resuming):
         if not isinstance(value, str | int | float):
             runs.fail(f"{name}={value}: a setting has to be a string, a number, True or False; "
                       "checkpoints keep nothing else")
-        if not RULES.get(name, NUMBER)[1](value):
-            runs.fail(f"--{name} must be {RULES.get(name, NUMBER)[0]}")
+        words, fits = RULES.get(name, NUMBER)
+        if not fits(value):
+            runs.fail(f"--{name} must be {words}")
     if resuming:
         return
     for name, value in runs.models()[c.model][1].items():
@@ -278,7 +281,8 @@ def validate(model, task, c, device, context):
     """
     -> dict(val_loss=the mean loss over the same eval_iters batches of the first split after the
     training split, every time), and for a task also scores={split: {metric: value}}, on as many
-    batches of every split. best.pt goes by the loss: that split is like the training split.
+    batches of every split. best.pt goes by the loss: that split is like the training split. Under
+    torchrun every process does all of it.
     """
     def batches(n, split):
         rng = np.random.default_rng([c.seed, (1 << 40) + n])
@@ -315,7 +319,10 @@ def validate(model, task, c, device, context):
 def validate_and_log(model, state, task, c, device, context, log):
     """Validate the last weights, and their BEMA where it is kept. -> whether they are the best."""
     it, bema = state["iter"], state.get("bema")
-    found = validate(model, task, c, device, context)
+    try:
+        found = validate(model, task, c, device, context)
+    except ValueError as e:  # an encoding that ends before this split's sequences do
+        runs.fail(e)
     if bema:
         last = copy_weights(model)
         model.load_state_dict(runs.bema_weights(last, bema, it, vars(c)), strict=False)
@@ -382,6 +389,9 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         flag = runs.text_flag(state["config"])
         runs.fail(f"the text behind --{flag} {state['config'][flag]} has changed since {out} was "
                   "trained on it")
+    had, has = checkpoint["config"]["vocab_size"], state["config"]["vocab_size"]
+    if had != has:
+        runs.fail(f"{state['config']['data']} has {has} tokens now, {out} was trained on {had}")
     runs.load_weights(model, checkpoint, out)
     load_optimizer(optimizer, checkpoint, out)
     state |= {name: checkpoint[name] for name in ("iter", "best_val_loss", "seconds")}
@@ -513,11 +523,11 @@ def agreed(stop, device):
 
 
 def finish(c, task, out, state, rank, stop):
-    """The end of a run: part again from the other processes, and score what was trained."""
-    for s, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-        signal.signal(s, usual)
-    if dist.is_initialized():  # gloo's threads let go of the last tensors at the barrier: without
-        dist.barrier()         # it a process can wait for them for ever
+    """The end of a run: leave the group of processes, then score what was trained."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, ended)
+    if dist.is_initialized():  # a process that leaves early can keep gloo's threads of another
+        dist.barrier()         # waiting for ever
         dist.destroy_process_group()
     if state["iter"] < c.max_iters:
         print(f"interrupted after iter {state['iter']}, saved; "
@@ -659,7 +669,12 @@ def main(argv=None):
     finish(c, task, out, state, rank, stop)
 
 
+def ended(*_):
+    """Of SIGTERM: what is half done is removed, and the evaluation that runs ends, too."""
+    sys.exit(143)
+
+
 if __name__ == "__main__":
     sys.excepthook = runs.in_one_line
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half done is removed
+    signal.signal(signal.SIGTERM, ended)
     main()

@@ -97,7 +97,9 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
+        if not self.meta:
+            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
@@ -245,25 +247,26 @@ def look_up(data, tokenizer, max_tokens=0):
         name, source = data, SOURCES[data]
     else:
         name, source = identify(data)
-    folder, meta = home_of(name, tokenizer, max_tokens)
+    limit = f"-{max_tokens}" if max_tokens else ""
+    folder = PREPARED / f"{name}-{tokenizer}{limit}"
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
+        meta = {}
     ready = meta.get("source") == source and (folder / meta["sha256"][:16]).exists()
     return folder, source, meta if ready else {}
 
 
 def was_prepared(data, tokenizer, max_tokens, sha256):
     """Whether a corpus is known by name, or its tokens lie here, with this sha256 of them."""
-    _, meta = home_of(name_of(data), tokenizer, max_tokens)
-    return data in CORPORA or meta.get("sha256") == sha256
-
-
-def home_of(name, tokenizer, max_tokens):
-    """-> the folder of a corpus' tokens, and its meta, {} if there is none."""
+    if data in CORPORA:
+        return True
     limit = f"-{max_tokens}" if max_tokens else ""
-    folder = PREPARED / f"{name}-{tokenizer}{limit}"
+    path = PREPARED / f"{name_of(data)}-{tokenizer}{limit}" / "meta.json"
     try:
-        return folder, json.loads((folder / "meta.json").read_text())
-    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
-        return folder, {}
+        return json.loads(path.read_text())["sha256"] == sha256
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def prepare(data, tokenizer, max_tokens=0):

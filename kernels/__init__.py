@@ -6,9 +6,9 @@ Every way to compute an attention that is faster than the plain function of its 
 attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
 CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
 plain function stays the truth. Before a way runs for the first time, it is compared with the very
-function it was given, outputs and gradients; where the two differ the plain function runs, and one
-line says so. So an attention that was edited, or a GPU that nobody has seen, gives the right
-result, only slower.
+function it was given, outputs and gradients, in float32; where the two differ the plain function
+runs, and one line says so. So an attention that was edited, or a GPU that nobody has seen, gives
+the right result, only slower. (bfloat16 is not compared: it differs by its rounding.)
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
@@ -51,8 +51,8 @@ def attend(plain, *args):
 def faster(plain, *args):
     """
     -> the function that attend would run instead of plain, or None. It was compared with plain for
-    this device, dtype, kind of options, and length, rounded up to a power of 2: that an edited
-    file sees a window of 512 tokens, say, shows only in longer texts.
+    this device, kind of options, and length (rounded up to a power of 2). The length matters: an
+    edit such as a window of 512 tokens changes nothing in shorter texts.
     """
     q, k, _, *options = args
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
@@ -63,7 +63,7 @@ def faster(plain, *args):
         fast = None if why_no_triton(q) else ON_GPU.get(plain.__name__)
     if fast is None:
         return None
-    kinds = []  # options as constants: a table's shape, "tensor" for what has a row per token
+    kinds = []  # options as constants: a 2-D table by its shape, any other tensor as "tensor"
     for x in options:
         if torch.is_tensor(x):
             x = tuple(x.shape) if x.dim() == 2 else "tensor"
@@ -71,7 +71,7 @@ def faster(plain, *args):
     T, length = k.size(2), 0
     while T > 1:  # not bit_length: torch.compile then needs one graph for every power of 2 alone
         T, length = (T + 1) // 2, length + 1
-    same = equal(plain, fast, q.device, q.dtype, q.size(1), q.size(3), tuple(kinds), length)
+    same = equal(plain, fast, q.device, q.size(1), q.size(3), tuple(kinds), length)
     return fast if same else None
 
 
@@ -80,8 +80,6 @@ def why_no_triton(q):
     d = q.size(-1)
     if triton is None:
         return "no Triton"
-    if not enabled:
-        return "turned off"
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return str(q.dtype).removeprefix("torch.")
     if d % 8 or not 16 <= d <= 128:
@@ -113,13 +111,13 @@ compared = {}     # what was compared -> whether the two were equal
 
 
 @torch.compiler.assume_constant_result
-def equal(plain, fast, device, dtype, H, d, options, length):
+def equal(plain, fast, device, H, d, options, length):
     """
     Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, on
     2 ** length tokens, where that is more, the last outputs; with steps so small that every key
     matters, with large and with very large ones. The random numbers of the caller stay as they are.
     """
-    key = plain, fast, device, dtype, H, d, options, length
+    key = plain, fast, device, H, d, options, length
     if key in compared:
         return compared[key]
     cases = [(SHORT, 1), (SHORT, SHORT)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(math.log2(math.e))
-STEP = tl.constexpr(2)  # tiles between two looks whether a row scan may stop
+STEP = tl.constexpr(2)  # tiles from one check to the next whether all rows of a scan may stop
 
 
 # -----------------------------------------------------------------------------
@@ -113,7 +113,8 @@ def check_memory(*tensors):
     assert all(x.is_contiguous() for x in tensors), "the operator takes contiguous tensors"
 
 
-# An operator that waits for the GPU, or else torch.compile(mode="reduce-overhead") captures it.
+# Of operators that wait for the GPU: torch.compile(mode="reduce-overhead") must not record them in
+# a CUDA graph, where nothing may wait.
 WAITS = (torch.Tag.cudagraph_unsafe,)
 
 

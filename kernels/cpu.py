@@ -14,13 +14,13 @@ q' = [q, sqrt(d) g] and k' = [k, S - S_a] all logits of a row are g_i (S_i - S_a
 softmax does not mind: plain attention, which torch runs in its fused kernel. Near and far are added
 by their log-sum-exps. No row sees anything of a later token: S_a is the first row's own.
 
-Beyond LONG keys `far` begins at the first key that can matter. No logit is larger than
-|q| max|k| / sqrt(d) - g (S_i - S_j), which falls with the distance. Where that is 17 + ln T below
-the log-sum-exp of the row's near keys, all keys farther on weigh less, together, than float32
-rounding. A few rows of a block, with a small g, look much farther than the others: rows are sorted
-by their reach, and looked up in groups. A head that hardly decays is one block, near and far alike
-through the extra channel. What is dropped may depend, in digits that are lost anyway, on later rows
-of the same block; up to LONG keys nothing is dropped.
+Beyond LONG keys `far` begins at the first key that can matter. No logit is larger than |q| max|k| /
+sqrt(d) - g (S_i - S_j); this bound falls with the distance. Where it is 17 + ln T below the
+log-sum-exp of the row's near keys, all keys farther on weigh less, together, than float32 rounding.
+A few rows of a block, with a small g, look much farther than the others: rows are sorted by their
+reach, and looked up in groups. A head that hardly decays is one block, near and far alike through
+the extra channel. What is dropped may depend, in digits that are lost anyway, on later rows of the
+same block; up to LONG keys nothing is dropped.
 All this needs true float32: bfloat16 and TF32 are too coarse for S.
 """
 import math
@@ -33,8 +33,8 @@ GROUPS = (0, 16, 64)    # where groups of a block's rows begin, those that look 
 SHORT = 256             # keys: up to here one call, differentiated by torch
 LONG = 1024             # keys: beyond, those that have decayed are dropped
 FEW = 64                # queries of a cache: below, the bound costs more than it saves
-HARDLY = 0.7            # a head that keeps more of its keys is one block: larger products
-RANGE = 100             # and whose largest g (S_i - S_j) is less: float32 keeps 1e-5 of it
+HARDLY = 0.7            # a head that keeps more of its keys is one block, for larger products,
+RANGE = 100             # if its largest g (S_i - S_j) is less: float32 is right to 1e-5 of it
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import cope, separable, tra
+from .common import constants
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -28,7 +29,7 @@ def jobs(d, dtype=torch.bfloat16):
     for log in (False, True):
         for fn, tile in zip(kernels, separable.tiles(d, dtype, log)):
             name = f"{fn.__name__} log" if log else fn.__name__
-            yield name, fn, separable.constants(d, tile, log)
+            yield name, fn, dict(LOG=log, **constants(q, *tile))
 
     band, tail = cope.tiles(q, "band"), cope.tiles(q, "tail")
     yield "cope_counts", cope.cope_counts, band

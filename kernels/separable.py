@@ -37,7 +37,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .common import LOG2E, check, check_memory, dot, place, place_keys
+from .common import LOG2E, check, check_memory, constants, dot, place, place_keys
 
 # -----------------------------------------------------------------------------
 # pieces of all three kernels
@@ -304,12 +304,6 @@ def tiles(d, dtype, log_kernel):
     return (128, 128, 8, 3), (128, 64, 8, 3), (32 if log_kernel else 64, 128, 8, 3)
 
 
-def constants(d, tile, log_kernel):
-    """A kernel's compile-time arguments for heads of size d and its own of tiles(...)."""
-    BM, BN, warps, stages = tile
-    C = triton.next_power_of_2(d)
-    return dict(D=d, C=C, BM=BM, BN=BN, LOG=log_kernel, num_warps=warps, num_stages=stages)
-
 
 def new(x):
     """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
@@ -324,8 +318,8 @@ def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     with torch.cuda.device_of(q):
         kernel[(B * H * blocks,)](
-            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides,
-            **constants(d, tile, log_kernel))
+            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides, LOG=log_kernel,
+            **constants(q, *tile))
 
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
