@@ -23,7 +23,8 @@ def changed(checkpoint, P, drop, window):
     if not 2 <= P <= config["P"]:
         raise ValueError(f"has {config['P']} positions: --P must be from 2 to that")
     variant = drop or window
-    for name in [name for name in weights if name.startswith("pos_emb.")]:
+    tables = [name for name in weights if name.startswith("pos_emb.")]
+    for name in tables:
         table = weights.pop(name)[:, :P].contiguous()
         weights[f"{name}.pos_emb" if variant else name] = table
     config |= dict(P=P, bema=False)

@@ -117,9 +117,11 @@ def losses_table(result):
     for label, found in grouped(result["runs"], "label").items():
         cells = []
         for share in shares:
-            until = [[v for it, v in r["loss"] if (share - 0.1) * last < it <= share * last]
-                     for r in found]
-            cells.append(spread([statistics.mean(values) for values in until], ".3f"))
+            means = []
+            for r in found:
+                part = [y for it, y in r["loss"] if (share - 0.1) * last < it <= share * last]
+                means.append(statistics.mean(part))
+            cells.append(spread(means, ".3f"))
         cells.append(spread([r["val_loss"][-1][1] for r in found], ".3f"))
         rows.append([label, len(found), *cells])
     heads = [f"training, up to step {int(share * last):,}" for share in shares]

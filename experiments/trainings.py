@@ -301,7 +301,8 @@ def asked(result, scale):
     for (seeds, compiled), some in groups.items():
         flags = f" --seeds {seeds}" if seeds else ""
         flags += f" --rows {shlex.join(some)}" if len(some) < len(scale["rows"]) else ""
-        commands.append(flags + " --compile" * compiled + " --missing" * bool(commands))
+        flags += " --compile" if compiled else ""
+        commands.append(flags + (" --missing" if commands else ""))
     return commands
 
 
