@@ -332,7 +332,10 @@ def leaf(x):
 
 
 def measure(args, rows, name, model, calls, T, key):
-    """One case, forward or both, into {label: row}; sdpa's time is of the same q, k and v."""
+    """
+    One case, forward or both, into {label: row}; sdpa's time is of the same q, k and v, of an
+    encoder both ways. The row sdpa itself is that of the first case.
+    """
     both_ways = runs.is_encoder(model)
     steps, functions = {}, dict(sdpa=sdpa_both_ways if both_ways else sdpa)
     if args.device.type == "cpu" and "plain" in args.ways and not both_ways:
@@ -369,11 +372,12 @@ def extra_memory(device, *what):
         before = torch.cuda.memory_allocated(device) / 1e9
         step()
         return runs.peak_memory(device) - before
+    try:
+        pickle.dumps(what)
+    except (AttributeError, pickle.PicklingError):  # an argument may be a local function
+        return None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        try:
-            return pool.apply(resident_memory, (torch.get_num_threads(), *what))
-        except (AttributeError, pickle.PicklingError):  # an argument may be a local function
-            return None
+        return pool.apply(resident_memory, (torch.get_num_threads(), *what))
 
 
 def resident_memory(threads, f, model, calls, backward):

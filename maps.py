@@ -562,7 +562,7 @@ def main(argv=None):
         p.add_argument("--length", type=int, default=[0] if several else 0, **several,
                        help="tokens of a task's sequence, or of the prompt at most; default: as in "
                             "training, or the whole prompt")
-        p.add_argument("--seed", type=int, default=0, help="another number, another sequence")
+        p.add_argument("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
         p.add_argument("--out", help="the page to write, .html" if several else
                        "the picture to write, .png, .pdf or .svg")
     args = runs.parse(parser, argv)

@@ -29,6 +29,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+from matplotlib.transforms import offset_copy  # noqa: E402
 
 import runs  # noqa: E402
 from data import binned  # noqa: E402
@@ -149,15 +150,24 @@ def draw(ax, curves, look):
 
 
 def draw_line(ax, label, x, y, near, own, kind):
-    """One line, the own-th. near (lines, n): which lines lie on this one at its n-th point?"""
+    """
+    One line, which is number `own`. near (lines, n): which lines lie on it at its n-th point? They
+    take turns with their markers, or where there are more of them than markers stand side by side.
+    """
     ax.plot([], [], label=label, ms=5, **kind)
     for part, lines in stretches(near):
         changes = dashes(lines.index(own), len(lines)) | dict(marker="")
         ax.plot(x[part], y[part], **kind | changes)
-    for turn, n in enumerate(range(0, len(x), math.ceil(len(x) / 12) or 1)):
-        lines = np.flatnonzero(near[:, n])
-        if len(x) == 1 or lines[turn % len(lines)] == own:
-            ax.plot(x[n], y[n], ms=5, clip_on=False, **kind | dict(ls="", zorder=5))
+    marked = range(0, len(x), math.ceil(len(x) / 12) or 1)
+    for turn, n in enumerate(marked):
+        lines, aside = list(np.flatnonzero(near[:, n])), 0
+        if len(lines) > len(marked):
+            aside = 4.5 * (lines.index(own) - (len(lines) - 1) / 2)
+        elif lines[turn % len(lines)] != own:
+            continue
+        where = offset_copy(ax.transData, ax.figure, aside, 0, "points")
+        changes = dict(ls="", zorder=5)
+        ax.plot(x[n], y[n], ms=5, clip_on=False, transform=where, **kind | changes)
 
 
 def coinciding(ax, lines):
@@ -174,7 +184,10 @@ def coinciding(ax, lines):
 
 
 def stretches(near):
-    """Cuts a line where its company changes -> (slice of its points, the lines that lie there)."""
+    """
+    Cuts a line where other lines begin or cease to lie on it -> (slice of its points, which lines
+    lie there, itself included).
+    """
     company = [tuple(np.flatnonzero(both)) for both in (near[:, 1:] & near[:, :-1]).T]
     start = 0
     for lines, same in itertools.groupby(company):
@@ -319,7 +332,6 @@ def committed(data):
         return {label: text_lines([row])}
     path = runs.ROOT / "results" / "contrast.json"
     return read(path, parse) if path.exists() else {}
-
 
 
 def perplexity_axis(ax, ys):
@@ -661,7 +673,6 @@ def trials(args):
     legend(axes[:1])
     legend(axes[1:])
     runs.write_figure(fig, args.out or default)
-
 
 
 MARKERS = dict(raw="o", ema="^", bema="o")

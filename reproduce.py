@@ -232,14 +232,15 @@ def asked_for(args, entries):
 def main(argv=None):
     args = parse(argv)
     entries = experiments.known()
-    if args.entry is None and (args.rows or args.add):
-        runs.fail("name the table first: python reproduce.py ENTRY --rows ROW")
+    given = sys.argv[1:] if argv is None else argv
+    if args.entry is None and given:
+        runs.fail("name the table first: python reproduce.py ENTRY, then the flags")
     if args.entry is None:
         return listing(entries)
     entry, scale = asked_for(args, entries)
     if args.dry_run:
         return dry_run.show(args, entry, scale)
-    again = shlex.join(["python", "reproduce.py", *(sys.argv[1:] if argv is None else argv)])
+    again = shlex.join(["python", "reproduce.py", *given])
     try:
         make(args, entry, scale)
     except KeyboardInterrupt:

@@ -2240,6 +2240,7 @@ def test_a_folder_that_holds_our_own_files_and_a_name_that_is_empty(prepared, mo
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).write_text("text")
     assert list(data.text.own_files(home)) == ["00.txt", "01.txt", "02.txt", "sub/four.txt"]
+    assert list(data.text.own_files(home / "out" / "run")) == ["log.jsonl"]  # where it is named
     monkeypatch.chdir(home)
     assert data.text.prepare(".", "bytes")[1]["corpus"] == "home"
     for path in ("", "gone"):
@@ -3875,9 +3876,9 @@ def test_names_mean_what_the_tables_say():
     means = dict(
         k_cable=dict(log_kernel="outside"), k_cable_inside=dict(log_kernel="inside"),
         cable_nw_softplus=dict(weight=False, step="softplus"), cope_val=dict(gates="val"),
-        cope_sep=dict(gates="sep"), tra_kept=dict(drop=False), tra_no_decay=dict(distance="none"),
-        tra_decay=dict(drop=False, distance="plain"), outputnorm=dict(norm="output"),
-        prefinalnorm=dict(norm="pre_final"))
+        cope_sep=dict(gates="sep"), tra_kept=dict(drop=False), tra_plain=dict(distance="plain"),
+        tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"),
+        outputnorm=dict(norm="output"), prefinalnorm=dict(norm="pre_final"))
     assert {name: runs.models()[name][1] for name in means} == means
 
 
@@ -5178,7 +5179,7 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("reproduce.py cable_tabel1", "unknown entry 'cable_tabel1': did you mean cable_table"),
     ("reproduce.py cable_table1 --jobs 0", "--jobs must be at least 1"),
     ("reproduce.py --rows t5 cable_table1", "name the table first: python reproduce.py ENTRY"),
-    ("reproduce.py --add mine", "name the table first: python reproduce.py ENTRY"),
+    ("reproduce.py --seeds 2", "name the table first: python reproduce.py ENTRY"),
     ("reproduce.py postnorm_fig1 --seeds 2", "--seeds is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --compile", "--compile is not for postnorm_fig1, which has"),
@@ -5529,9 +5530,9 @@ def test_a_kill_during_the_last_evaluation_ends_that_too(repo, tmp_path):
 def test_more_processes_than_gpus(monkeypatch):
     for name, found in (("is_available", True), ("device_count", 4)):
         monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
-    monkeypatch.setenv("LOCAL_RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "4")
     args = argparse.Namespace(device="auto", dtype="float32", kernel="auto")
-    with pytest.raises(SystemExit, match="--device cuda:5: there are 4 GPUs, counted from 0"):
+    with pytest.raises(SystemExit, match="--device cuda:4: there are 4 GPUs, counted from 0"):
         runs.setup(args)
 
 
@@ -8080,7 +8081,7 @@ def test_every_link_and_every_entry_that_a_page_names_is_there():
         assert links
         for link in links:
             assert link.startswith("http") or (page.parent / link).exists(), (page, link)
-        named = set(re.findall(r"reproduce\.py ([a-z]\w+)", text))
+        named = set(re.findall(r"reproduce\.py\s+([a-z]\w+)", text))
         assert named and named <= set(experiments.known()), page
 
 

@@ -46,7 +46,7 @@ except ImportError:  # Windows
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model_*.py
     init_from: str = ""           # begin with the weights of this run, of the same model
-    size: str = "nano"            # preset: nano; text has tiny small medium, too; see the task
+    size: str = "nano"            # preset of model and training: nano; text: tiny small medium, too
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
     max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is
@@ -61,8 +61,8 @@ class TrainConfig:
     grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
     bema: bool = False            # also keep BEMA weights (Post-Norm, 4.5), for eval.py --bema
     rho: float = 10.0             # BEMA: lag, added to the step t before both powers
-    kappa: float = 0.5            # BEMA: step t has weight (rho + t)^-kappa in the average; 0: all
-    eta: float = 0.2              # BEMA: the correction is (rho + t)^-eta; large: none, plain EMA
+    kappa: float = 0.5            # BEMA: weight (rho + t)^-kappa in the average; 0: none, the last
+    eta: float = 0.2              # BEMA: correction (rho + t)^-eta; large: no correction, plain EMA
     seed: int = 1337              # of weights, data and dropout
 
 

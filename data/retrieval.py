@@ -105,7 +105,8 @@ class Task(text.CutTask):
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
         queries = self.cut(f"{split}.queries", n, 0, self.query_size)
         # the definition begins in the first half of the window
-        last = np.diff(self.pairs[f"{split}.documents.starts"])[of[n]] - 1  # prose may end there
+        starts = self.pairs[f"{split}.documents.starts"]
+        last = starts[of[n] + 1] - starts[of[n]] - 1  # where prose may have its answer
         start = np.minimum(at[n] - rng.integers(0, self.block_size // 2 + 1, len(n)), last).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
         other, first = self.negatives(split, n)

@@ -505,7 +505,7 @@ def own_files(path):
     """
     if path.is_file():
         return {path.name: path}
-    files, ours = {}, {PREPARED, PREPARED.parents[1] / "out"}
+    files, ours = {}, {PREPARED, PREPARED.parents[1] / "out"} - {path, *path.parents}
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path)
         hidden = any(part.startswith(".") for part in name.parts)

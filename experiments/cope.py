@@ -104,9 +104,9 @@ ENTRIES = {
                      "wrong, but for one of learned positions, which had not learned the task in "
                      "2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 and "
                      "learned positions 10 and 15 (24 in the run that was not done), though they "
-                     "had twice CoPE's steps: RoPE's mean is 17 % at step 700 and 16 at 2,000. "
-                     "Each of CoPE's three seeds is better than each of the six others, by a "
-                     "factor of 30 or more. One learning rate for all.",
+                     "had twice CoPE's steps: in training's small test RoPE's mean is 17 % at step "
+                     "700 and 16 at 2,000. Each of CoPE's three seeds is better than each of the "
+                     "six others, by a factor of 30 or more. One learning rate for all.",
                      "A sparse string has its write far back, among next to nothing but ignored "
                      "bits: no training string of 256 tokens is like that. Dense strings, which "
                      "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE), 1 to 11.",
@@ -159,11 +159,11 @@ ENTRIES = {
                 "head. Programs of up to 32 operations, where the paper has 512; 1,000 steps.",
                 "With one variable all make next to no errors: of 2,000 answers CoPE has 2 or 3 "
                 "wrong, relative embeddings 4 or 5, learned positions 4 to 7 (three seeds; each of "
-                "CoPE's is better than each of the six others). With three variables there is "
-                "nothing to tell apart: all have 3.8 to 4.4 % wrong, at answers up to 5 much "
-                "alike. Only one program in ten sets a second variable (of 512 operations most "
-                "do). We suppose that the errors are nearly half of those, and that none has "
-                "learned in 1,000 steps to keep two variables apart.",
+                "CoPE's is better than each of the six others, the nearest by one answer). With "
+                "three variables there is nothing to tell apart: all have 3.8 to 4.4 % wrong, at "
+                "answers up to 5 much alike. Only one program in ten sets a second variable (of "
+                "512 operations most do). We suppose that the errors are nearly half of those, and "
+                "that none has learned in 1,000 steps to keep two variables apart.",
             ]),
         paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative", "learned"), (1, 3, 5))),
@@ -220,8 +220,8 @@ ENTRIES = {
                      "sizes, and 8 and 17 % with two layers and two heads, which the paper has "
                      "among its worst, too. RoPE has 13 to 41 %, learned positions 18 to 37, with "
                      "twice the steps. CoPE is better than either in each of the eight sizes (sign "
-                     "test: p .008), but four runs of learned positions and one of RoPE were not "
-                     "done. One seed a size, one learning rate.",
+                     "test: p .008), but four runs of learned positions and one of RoPE had not "
+                     "learned the task in distribution. One seed a size, one learning rate.",
                      "In distribution CoPE and RoPE make next to no errors, but for the smallest "
                      "RoPE (15 %, in the paper 14). Learned positions had not learned the task in "
                      "2,000 steps with 64 channels (13 to 21 %; two other seeds of 256/4/4 had: "

@@ -318,7 +318,7 @@ def sign_test(pairs):
 
 
 def weights_of(result):
-    """Whose numbers all trials of a search have, of raw, ema (where it is shown) and bema."""
+    """Which of raw, ema and bema all trials of a search have numbers of."""
     trials = [t for panel in result["panels"] for found in panel["schemes"].values()
               for t in found["trials"]]
     return [name for name in ("raw", "ema", "bema")

@@ -230,7 +230,9 @@ def planned(args, entry, scale, folder):
             name, first = folder_of(flags, seed), ()
             if "first" in entry:
                 earlier = experiments.known()[entry["first"]]
-                first = earlier[args.scale], folder_for(entry["first"], earlier, args.scale) / name
+                before = earlier[args.scale]
+                before = compiled(before) if args.compile else before
+                first = before, folder_for(entry["first"], earlier, args.scale) / name
             yield Row(label, flags, seed, folder / name, first)
 
 

@@ -304,7 +304,6 @@ def tiles(d, dtype, log_kernel):
     return (128, 128, 8, 3), (128, 64, 8, 3), (32 if log_kernel else 64, 128, 8, 3)
 
 
-
 def new(x):
     """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
     x = x.transpose(1, 2)
