@@ -152,7 +152,8 @@ def draw(ax, curves, look):
 def draw_line(ax, label, x, y, near, own, kind):
     """
     One line, which is number `own`. near (lines, n): which lines lie on it at its n-th point? They
-    take turns with their markers, or where there are more of them than markers stand side by side.
+    take turns with their markers; up to five, if they are more than there are points, stand side by
+    side.
     """
     ax.plot([], [], label=label, ms=5, **kind)
     for part, lines in stretches(near):
@@ -161,7 +162,7 @@ def draw_line(ax, label, x, y, near, own, kind):
     marked = range(0, len(x), math.ceil(len(x) / 12) or 1)
     for turn, n in enumerate(marked):
         lines, aside = list(np.flatnonzero(near[:, n])), 0
-        if len(lines) > len(marked):
+        if len(marked) < len(lines) < 6:
             aside = 4.5 * (lines.index(own) - (len(lines) - 1) / 2)
         elif lines[turn % len(lines)] != own:
             continue
@@ -512,8 +513,9 @@ def score_grid(found, metric, xlabel):
                 draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share)
         ax.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
         ax.set_yticks(range(len(labels)), labels)
-        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=f"{xlabel}; blue is good",
+        ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=xlabel,
                xlim=(-0.5, len(xs) - 0.5), ylim=(len(labels) - 0.5, -0.5))
+    fig.supxlabel("blue is good", fontsize=9, color="gray")
     return fig
 
 

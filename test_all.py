@@ -5830,7 +5830,7 @@ def test_a_task_that_has_other_tokens_now_is_not_resumed(tasks, home):
     flags = "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     write_task(tasks, "parity", PARITY)
     command(home, "train.py", "--data", "parity", *flags, "--out_dir", "run")
-    write_task(tasks, "parity", PARITY.replace("vocab_size = 2", "vocab_size = 5"))
+    write_task(tasks, "parity", PARITY.replace("vocab_size = 2", "vocab_size = 2 + 3"))
     del sys.modules["data.parity"]
     said = complaint(home, "train.py", "--resume", "run", "--max_iters", 2)
     assert said == "error: parity has 5 tokens now, run was trained on 2"
