@@ -103,7 +103,7 @@ ENTRIES = {
                      "of the iid; T5's bias and no positions (nope) had not learned the task (65 "
                      "and 66 %). In tra_table1, with post-norm and QK-norm, ALiBi had not either "
                      "(63 %), and at 256 tokens Diff and label have 11 and 21 % of the iid strings "
-                     "instead of 52 and 66: these norms suit TRA, not everybody (one seed each).",
+                     "instead of 52 and 66 (one seed each, one learning rate).",
                      "The runs of TRA are those of tra_table1.",
                  ]),
         paper=PAPER | dict(rows=own(4, 4, "")),
