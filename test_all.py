@@ -8015,11 +8015,19 @@ def test_every_row_of_the_papers_sizes_is_built_and_trains(name, task, label, ho
                                   if "rows" in one.get("paper", {})])
 def test_every_table_of_the_papers_sizes_is_built(name):
     """Every row, without memory; and fits into an H100."""
-    args = argparse.Namespace(seeds=0, rows=None, device="auto", scale="paper")
+    args = argparse.Namespace(seeds=0, rows=None, device="auto", scale="paper", compile=False)
     one = experiments.known()[name]
     for label, (_, cost, _) in dry_run.plan(args, one, one["paper"], Path("out")).items():
         found = cost()
         assert found.parameters > 1e4 and found.memory + found.squares < 80e9, label
+
+
+def test_a_compiled_table_begins_with_compiled_runs():
+    """Of cable_fig5, whose folder it shares."""
+    said, _ = command(ROOT, "reproduce.py", "cable_table2", "--compile", "--dry_run", "--rows",
+                      "nope")
+    first, second = (line for line in said.splitlines() if line.startswith("$ python train.py"))
+    assert "--compile on" in first and "--compile on" in second and "--init_from" in second
 
 
 @pytest.mark.slow
