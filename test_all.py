@@ -5570,7 +5570,7 @@ def test_ctrl_c_ends_a_long_prompt_and_a_long_evaluation_at_once(repo):
         run.send_signal(signal.SIGINT)
         start = time.time()
         _, err = run.communicate(timeout=60)
-        assert run.returncode == -signal.SIGINT and not err and time.time() - start < 10, line + err
+        assert run.returncode == -signal.SIGINT and not err and time.time() - start < 1, line + err
 
 
 @pytest.mark.slow

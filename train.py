@@ -61,7 +61,7 @@ class TrainConfig:
     grad_clip: float = 1.0        # largest gradient norm; 0 is no clipping
     bema: bool = False            # also keep BEMA weights (Post-Norm, 4.5), for eval.py --bema
     rho: float = 10.0             # BEMA: lag, added to the step t before both powers
-    kappa: float = 0.5            # BEMA: weight (rho + t)^-kappa in the average; 0: none, the last
+    kappa: float = 0.5            # BEMA: weight (rho + t)^-kappa in the average; 0: last weights
     eta: float = 0.2              # BEMA: correction (rho + t)^-eta; large: no correction, plain EMA
     seed: int = 1337              # of weights, data and dropout
 

@@ -134,9 +134,9 @@ ENTRIES = {
                 "paper's Table 1 g is worth .7 perplexity at 1,024 (WikiText-103) and .2 "
                 "(FineWeb-Edu). K-CABLE stops improving at 1,024 tokens, against the paper's "
                 "Figure 4 for shallow models.",
-                "No row that the matrix has, too, is finished: after as many bytes every text row "
-                "there was still falling, by 5 to 10 % over the last fifth of the steps. We "
-                "suppose that the others are not either, and that nope, learned, sinusoidal, t5 "
+                "None of the rows that are in the matrix as well is finished: after as many bytes "
+                "each was still falling there, by 5 to 10 % over the last fifth of the steps. We "
+                "suppose the same of the others, and that nope, learned, sinusoidal, t5 "
                 "and label have learned little order yet. In the paper's Table 1, with hundreds to "
                 "thousands of times as many tokens, learned, sinusoidal and t5 are within 7 % of "
                 "CABLE at the training length. Read their rows for the shape beyond 256, not for "

@@ -103,10 +103,11 @@ ENTRIES = {
                      "The paper's result: in distribution no run has more than .02 % of the reads "
                      "wrong, but for one of learned positions, which had not learned the task in "
                      "2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 and "
-                     "learned positions 10 and 15 (24 in the run that was not done), though they "
-                     "had twice CoPE's steps: in training's small test RoPE's mean is 17 % at step "
-                     "700 and 16 at 2,000. Each of CoPE's three seeds is better than each of the "
-                     "six others, by a factor of 30 or more. One learning rate for all.",
+                     "learned positions 10 and 15 (24 in the run that had not learned it), though "
+                     "they had twice CoPE's steps. More steps do not look like the cure: in "
+                     "validation RoPE's mean is 17 % at step 700 and 16 at 2,000. Each of CoPE's "
+                     "three seeds is better than each of the six others, by a factor of 30 or "
+                     "more. One learning rate for all.",
                      "A sparse string has its write far back, among next to nothing but ignored "
                      "bits: no training string of 256 tokens is like that. Dense strings, which "
                      "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE), 1 to 11.",
@@ -228,10 +229,10 @@ ENTRIES = {
                      "cope_table2_flipflop), with 32 they had.",
                      "ALiBi on CoPE's count does as well as CoPE's own table with m = 1 and with "
                      "learned slopes, worse on sparse strings with 1/4 (7 %); with 1/16 it had not "
-                     "learned the task. Nor had learned positions with hard attention (36 % in "
-                     "distribution, no better from step 800 to 2,000; in the paper 51). The MLP's "
-                     "two rows have not run. The errors by training step, below, are the paper's "
-                     "Figure 5.",
+                     "learned the task. Hard attention with learned positions has not learned it "
+                     "either (36 % in distribution, no better from step 800 to 2,000; in the paper "
+                     "51). The MLP's two rows have not run. The errors by training step, below, "
+                     "are the paper's Figure 5.",
                  ]),
         paper=dict(note=f"{FLIPFLOP_NOTE}; {FIRST}", train=FLIPFLOP, eval="--sequences 10000",
                    rows=table7(divide=1, n=3)),
