@@ -85,6 +85,7 @@ import sample
 import train
 from experiments import (
     cope_cut,
+    cope_variants,
     dry_run,
     learned_hard,
     matrix,
@@ -3801,6 +3802,23 @@ def test_every_use_of_copes_count_is_its_formula(name, changes, tables_of_its_ow
         for layer, (x, y) in enumerate(found):
             close(y, counted_layer(x, model, layer), 1e-5)
     assert len(found) == 2 and len(model.pos_emb) == tables_of_its_own
+
+
+def test_an_mlp_of_a_count_is_a_line_between_knots():
+    pos = cope_variants.Position(cope_variants.GPTConfig(n_embd=8, n_head=2, position="mlp"))
+    pos.double()
+    with torch.no_grad():
+        for weights in pos.parameters():
+            weights.normal_()
+        pos.mlp[0].bias.mul_(9)                                     # knots among the counts
+        pos.mlp[0].weight[:3], pos.mlp[0].bias[:3, None] = 0, torch.tensor([[-1.], [0.], [2.]])
+    q = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    p = (torch.rand(2, 2, 5, 7, dtype=torch.float64) * 20).requires_grad_()
+    weights = torch.randn(p.shape, dtype=torch.float64)
+    close(found := pos(q, p), wanted := (pos.mlp(p[..., None]) * q[..., None, :]).sum(-1), 1e-9)
+    for mine, theirs in zip(*(torch.autograd.grad((y * weights).sum(), [q, p, *pos.parameters()])
+                              for y in (found, wanted))):
+        close(mine, theirs, 1e-9)
 
 
 def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):

@@ -141,13 +141,25 @@ class Position(nn.Module):
             return bias.masked_fill(p > self.P - 1, float("-inf")) if self.drop else bias
         if self.kind == "alibi":
             return -self.m[:, None, None] * p
-        last, y = self.mlp[2], []  # q . (W h + b) = (q W) . h + q . b: never d numbers for a pair
         with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
-            for rows, count in zip(q.to(p.dtype).split(16, dim=2), p.split(16, dim=2)):
-                h = self.mlp[:2](count[..., None])                     # (B, H, 16, m, 64): large
-                bias = (h @ (rows @ last.weight)[..., None]).squeeze(-1)
-                y.append(bias + rows @ last.bias[:, None])
-        return torch.cat(y, dim=2)
+            return mlp_bias(self.mlp, q.to(p.dtype), p)
+
+
+def mlp_bias(mlp, q, p):
+    """
+    q_i . MLP(p_ij) with no more than a number for a pair. Of one number, a layer of ReLUs is a line
+    between its knots -b / a; so each query has 65 lines, and a pair looks up its own.
+    q (B, H, n, d), p (B, H, n, m) -> (B, H, n, m)
+    """
+    a, b = mlp[0].weight[:, 0], mlp[0].bias
+    knots, order = torch.where(a == 0, math.inf, -b / a).detach().sort()
+    terms = (q @ mlp[2].weight) * torch.stack((a, b))[:, None, None, None]  # (2, B, H, n, 64)
+    begin = (terms * ((a < 0) | (a == 0) & (b > 0))).sum(-1, keepdim=True)  # left of every knot
+    lines = torch.cat((begin, begin + (terms * a.sign())[..., order].cumsum(-1)), dim=-1)
+    slope, offset = lines                                                   # (B, H, n, 65)
+    line = torch.bucketize(p.detach(), knots)
+    offset = offset + q @ mlp[2].bias[:, None]
+    return slope.gather(-1, line) * p + offset.gather(-1, line)
 
 
 class NoPosition(nn.Module):
