@@ -464,31 +464,55 @@ def evaluate_pairs(args, loaded, device, context, words):
 
     asked, bm25 = [words_of(text) for text in tasks[0].read(queries)], {}
     for L in lengths:
-        texts = tasks[0].read([tokens[:L] for tokens in documents])
-        bm25[L] = bm25_scores(asked, [words_of(text) for text in texts])
-    width = max(len(run.name) + len("  windows_bm25") for run in loaded)
-    print(" " * width + "".join(f"{L:>10,}" for L in lengths))
+        texts = (tasks[0].read([tokens[:L]])[0] for tokens in documents)  # one at a time: many
+        bm25[L] = bm25_scores(asked, map(words_of, texts))
     rows = []
     for run, task in zip(loaded, tasks):
         start = time.time()
-        places = search(run, task, documents, queries, of, bm25, device, context)
+        places, first = search(run, task, documents, queries, of, bm25, device, context)
         row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
-            scored = {L: summary(found[L], of, args.seed) for L in found}
-            percent = {L: f"{100 * s['ndcg@10']['value']:.2f}" for L, s in scored.items()}
-            cells = [f"{percent.get(L, '-'):>10}" for L in lengths]
-            print(f"{run.name + '  ' + reading:<{width}}{''.join(cells)}", flush=True)
-            row["search"][reading] = scored
-        row["by_answer_at"] = by_evidence(places, at, run.config["block_size"])
+            row["search"][reading] = {L: summary(found[L], of, args.seed) for L in found}
+        row["by_answer_at"] = by_evidence(places, first, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
         rows.append(row)
+        show_search(row, lengths)
     about = dict(corpus=tasks[0].corpus, sha256=tasks[0].source)
     return dict(data=about, split=split, queries=len(queries), documents=len(documents),
                 chance=chance, lengths=lengths, readings=READINGS, runs=rows)
 
 
+def show_search(row, lengths):
+    """Print one model's numbers in %, with half of their 95 % interval."""
+    def line(name, cells):
+        print(f"{name:<14}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+
+    def cell(scores, metric):
+        if not scores:
+            return "-"
+        one = scores[metric]
+        return f"{100 * one['value']:.1f} ± {50 * (one['high'] - one['low']):.1f}"
+    line(f"\n{row['name']}\ntokens", [f"{L:,}" for L in lengths])
+    for reading, scores in row["search"].items():
+        line(reading, [cell(scores.get(L), "ndcg@10") for L in lengths])
+    for metric in ("recall@1", "recall@10"):
+        line(metric, [cell(row["search"]["whole"].get(L), metric) for L in lengths])
+    far = row["by_answer_at"]
+    if far:
+        print(f"nDCG@10 by where the answer begins, documents of {far['length']:,} tokens; first: "
+              f"only their first {row['block_size']} are read")
+        line("from token", [f"{n:,}" for n in far["edges"][:-1]])
+        line("queries", far["queries"])
+        for reading in [*READINGS, "first"]:
+            if reading in far:
+                line(reading, ["-" if v is None else f"{100 * v:.1f}" for v in far[reading]])
+
+
 def search(run, task, documents, queries, of, bm25, device, context):
-    """One model -> {reading: {length: (Q,) at which place the right document comes}}."""
+    """
+    One model -> {reading: {length: (Q,) at which place the right document comes}}, and (Q,) the
+    same by the first T tokens alone.
+    """
     T, N, ours = run.config["block_size"], len(documents), task.ours(documents)
     vectors = runs.embed(run.model, task.ours(queries), device, context)
     scores, owner, start = window_scores(run, ours, vectors, T, device, context)
@@ -507,7 +531,7 @@ def search(run, task, documents, queries, of, bm25, device, context):
                 found[f"{name}_bm25"] = reciprocal_rank(found[name]) + lexical
         for reading, score in found.items():
             places[reading][L] = ranks(score, of)
-    return places
+    return places, ranks(scores[:, start == 0], of)
 
 
 def reciprocal_rank(scores):
@@ -515,18 +539,20 @@ def reciprocal_rank(scores):
     return 1 / (61 + (-scores).argsort(1, kind="stable").argsort(1))
 
 
-def by_evidence(places, at, T):
+def by_evidence(places, first, at, T):
     """
     nDCG@10 by the token at which the answer begins, documents cut to 16 T (or as near as was
     scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
+    None where nobody knows the places `at`: all are 0.
     """
+    if not at.any():
+        return None
     L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
     edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
     of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
     found = dict(length=L, edges=edges, queries=[int(these.sum()) for these in of_bin])
-    first = places["whole"].get(T)
     known = {name: rank[L] for name, rank in places.items() if L in rank}
-    for name, rank in (known | ({} if first is None else dict(first=first))).items():
+    for name, rank in (known | dict(first=first)).items():
         value = ndcg(rank)
         found[name] = [float(value[these].mean()) if these.any() else None for these in of_bin]
     return found
@@ -566,20 +592,24 @@ def words_of(text):
 
 def bm25_scores(queries, documents, k1=1.2, b=0.75):
     """
-    Okapi BM25 (Robertson and Zaragoza, 2009): lists of words -> scores (Q, N). What most search
-    engines rank by: how often a document has the query's words, rare words counting more.
+    Okapi BM25 (Robertson and Zaragoza, 2009): the words of every query (a list of lists), and of
+    every document (taken one after the other) -> scores (Q, N). What most search engines rank by:
+    how often a document has the query's words, rare words counting more.
     """
     terms = {}
     for word in itertools.chain(*queries):
         terms.setdefault(word, len(terms))
-    count = np.zeros((len(documents), len(terms)), np.float32)
-    for row, document in zip(count, documents):
+    rows, length = [], []
+    for document in documents:
+        row = np.zeros(len(terms), np.float32)
         for word, n in Counter(document).items():
             if word in terms:
                 row[terms[word]] = n
-    length = np.array([len(document) for document in documents])[:, None]
+        rows.append(row)
+        length.append(len(document))
+    count, length = np.array(rows), np.array(length)[:, None]
     has = (count > 0).sum(0)
-    idf = np.log(1 + (len(documents) - has + 0.5) / (has + 0.5))
+    idf = np.log(1 + (len(count) - has + 0.5) / (has + 0.5))
     weight = count * (k1 + 1) / (count + k1 * (1 - b + b * length / max(length.mean(), 1))) * idf
     asked = np.zeros((len(queries), len(terms)), np.float32)
     for row, query in zip(asked, queries):

@@ -396,11 +396,11 @@ def thinned(points, most=40):
 # search
 
 def ndcg(args):
-    """nDCG@10 by the length that documents are cut to (left), and by where the answer begins."""
+    """nDCG@10 by the length that documents are cut to (left), and by where answers begin."""
     data, groups = read(args.json, searches)
     look = looks(groups)
-    lengths = data["lengths"]
-    fig, axes = panels(3, 4.2, 4)
+    lengths, where = data["lengths"], data["runs"][0]["by_answer_at"]
+    fig, axes = panels(3 if where else 2, 4.2, 4)
     for ax, reading, title in zip(axes[0], ("whole", "windows"), (
             "read as a whole", "best window of the training length")):
         length_axis(ax, lengths)
@@ -418,21 +418,31 @@ def ndcg(args):
         ax.axhline(100 * data["chance"], color="gray", lw=1, ls="-.", label="chance")
         for length in {r["block_size"] for rows in groups.values() for r in rows}:
             training_length(ax, length)
-    where = next(iter(groups.values()))[0]["by_answer_at"]
-    right, places = axes[0, 2], range(len(where["queries"]))
-    right.set(title=f"read as a whole, {where['length']:,} tokens",
-              xlabel="token at which the answer begins")
-    right.set_xticks(places, [f"{a:,}" for a in where["edges"][:-1]])
-    lines = {}
+    if where:
+        evidence(axes[0, 2], where, groups, look)
+    axes[0, 0].set_ylabel("nDCG@10 (%)")
+    legend(axes)
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
+
+
+def evidence(ax, where, groups, look):
+    """nDCG@10 by where answers begin, documents read as a whole; dotted: their beginning alone."""
+    places, lines = range(len(where["queries"])), {}
+    ax.set(title=f"read as a whole, {where['length']:,} tokens",
+           xlabel="token at which the answer begins")
+    ax.set_xticks(places, [f"{a:,}" for a in where["edges"][:-1]])
     for label, rows in groups.items():
         known = [r["by_answer_at"]["whole"] for r in rows if "whole" in r["by_answer_at"]]
         if known:
             lines[label] = places, 100 * np.array(known, float)
-    draw(right, lines, look)
-    right.plot(places, 100 * np.array(where["bm25"], float), color="gray", ls="--")
-    axes[0, 0].set_ylabel("nDCG@10 (%)")
-    legend(axes)
-    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
+        first = [r["by_answer_at"]["first"] for r in rows if "first" in r["by_answer_at"]]
+        if first:
+            ax.plot(places, 100 * np.array(first, float).mean(0), color=look[label]["color"],
+                    ls=":")
+    draw(ax, lines, look)
+    T = next(iter(groups.values()))[0]["block_size"]
+    ax.plot([], [], color="gray", ls=":", label=f"their first {T} tokens alone")
+    ax.plot(places, 100 * np.array(where["bm25"], float), color="gray", ls="--")
 
 
 def searches(path):

@@ -136,8 +136,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
         runs.fail(f"{path} keeps more tokens than its model has")
     T = config["block_size"]
     query = table[encoding.encode_ordinary(prompt.decode("utf-8", "replace"))]
-    if not len(query):
-        runs.fail("the prompt is empty")
+    if not prompt.strip():
+        runs.fail("the prompt is empty: a search needs words")
     tokens = [encoding.encode_ordinary(text) for text in texts.values()]
     cut = [table[ids[:LONGEST * T]] for ids in tokens]
     asked = runs.embed(model, [query[:min(config["query_size"], T)]], device, context)[0]

@@ -14,6 +14,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import gzip
 import hashlib
 import http.server
 import importlib
@@ -2494,7 +2495,7 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
         data.text.get_encoding("gpt2")
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
     for name in ("wikitext103", "fineweb_edu"):
-        with pytest.raises(ValueError, match=r"\(ConnectionError\).*Offline: --data stdlib") as e:
+        with pytest.raises(ValueError, match=r"\(ConnectionError: no.*Offline: --data stdlib") as e:
             data.text.prepare(name, "bytes")
         assert "\n" not in str(e.value) and not list((prepared / "prepared").glob("*/meta.json"))
     plays = prepared / "plays"
@@ -3122,7 +3123,7 @@ def test_an_encoder_reads_16384_tokens():
     assert float(peak) < 1.5
 
 
-def write_package(folder, modules=14, functions=8):
+def write_package(folder, modules=22, functions=8):
     """Python files, each function with a docstring of its own words."""
     (folder / "library").mkdir()
     words = [a + b for a in ("ta", "ro", "mi", "ku", "fe") for b in ("lon", "pir", "dus", "gat")]
@@ -3433,11 +3434,13 @@ def test_windows_and_where_the_answer_begins():
     ones = {16: np.array([1, 1, 1])}
     whole = {8: np.array([1, 1, 99]), 16: np.array([1, 3, 99])}
     places = dict(whole=whole, windows=ones, bm25=ones)
-    found = evaluation.by_evidence(places, np.array([0, 9, 12]), 8)
+    first = np.array([1, 1, 99])
+    found = evaluation.by_evidence(places, first, np.array([0, 9, 12]), 8)
     assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
     assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
+    assert evaluation.by_evidence(places, first, np.zeros(3, int), 8) is None  # nobody knows where
     places = dict(whole={12: whole[16]}, windows={12: ones[16]})  # a length that is no power of 2
-    found = evaluation.by_evidence(places, np.array([0, 9, 11]), 4)
+    found = evaluation.by_evidence(places, first, np.array([0, 9, 11]), 4)
     assert found["edges"] == [0, 4, 8, 12] and found["queries"] == [1, 0, 2]
 
 
@@ -3454,9 +3457,10 @@ def test_a_search_by_an_oracle():
     documents = [np.array(x) for x in ([1, 2, 3, 4], [3, 1], [5, 6, 2, 7, 1, 9])]
     queries, of = [np.array([n, 0]) for n in (3, 2, 1)], np.array([1, 2, 0])
     bm25 = {L: np.array([[9, 1, 5], [2, 1, 3], [3, 2, 1]]) for L in (2, 4, 6)}
-    found = evaluation.search(run, task, documents, queries, of, bm25, "cpu",
-                              contextlib.nullcontext())
+    found, first = evaluation.search(run, task, documents, queries, of, bm25, "cpu",
+                                     contextlib.nullcontext())
     assert found.keys() == evaluation.READINGS.keys()
+    assert first.tolist() == found["whole"][2].tolist()
     places = {name: {L: at.tolist() for L, at in by.items()} for name, by in found.items()}
     assert [at[0] for at in places["whole"].values()] == [1, 1, 1]
     assert places["windows"][4] == [2, 1, 1] and places["windows"][6] == [2, 1, 2]
@@ -3519,7 +3523,9 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
     out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5,
                      draw=True)
     found = json.loads((library / "retrieval-4" / "eval.json").read_text())
-    assert found["queries"] == 5 and found["documents"] >= 1 and "retrieval-4  whole" in out
+    assert found["queries"] == 5 and found["documents"] > 1 and "\nretrieval-4\ntokens" in out
+    assert re.search(r"\nrecall@10( +\d+\.\d ± \d+\.\d){2}\n", out)
+    assert re.search(r"\nqueries( +\d+){5}\n", out) and re.search(r"\nfirst( +[\d.-]+){5}\n", out)
     places = range(1, min(10, found["documents"]) + 1)
     chance = sum(1 / math.log2(1 + place) for place in places) / found["documents"]
     assert found["chance"] == pytest.approx(chance)
@@ -3552,6 +3558,7 @@ def test_what_an_encoder_refuses(library, trained):
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
             (("sample.py", "r"), "is an encoder, which writes no text"),
             (("sample.py", "r", "--prompt", "", "--data", "library"), "the prompt is empty"),
+            (("sample.py", "r", "--prompt", " \n ", "--data", "library"), "the prompt is empty: a"),
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x"), "which has no text to write"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
@@ -3561,15 +3568,22 @@ def test_what_an_encoder_refuses(library, trained):
             (("eval.py", "m", "--queries", 3), "--queries is for a search")):
         assert said in complaint(library, *words), words
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
-    assert re.search(r"r  whole +\S+ +-\n", out) and re.search(r"r  windows +\d\S+ +\d", out)
+    assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
+    assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
     (library / "empty").mkdir()
     (library / "one").mkdir()
     (library / "one" / "a.py").write_text("x = 1\n")
     (library / "short").mkdir()
     for n in range(9):
         (library / "short" / f"{n}.py").write_text(f"x = {n}\n")
+    (library / "few").mkdir()
+    for n in range(14):  # one in val, and all that is asked is of it
+        (library / "few" / f"{n}.py").write_text("\n".join(
+            f'def f_{n}_{k}():\n    """Say the word {k} of the file {n}."""\n    return {k}\n'
+            for k in range(2)))
     for folder, said in (("empty", "has no text in it"), ("one", "is too few documents"),
-                         ("short", "has too few pairs of query and document")):
+                         ("short", "has too few pairs of query and document"),
+                         ("few", "has a single document to search in its test split")):
         assert said in complaint(library, *start, "--corpus", folder)
     (library / "library" / "0.py").write_text("changed = 1\n")
     assert "is not what r" in complaint(library, "eval.py", "r")
@@ -3591,13 +3605,19 @@ def test_pairs_of_the_paper(tmp_path, monkeypatch):
     long = [dict(docid=str(n), text=f"Long text {n}. " * 50) for n in range(12)]
     asked = [dict(query_id="1", query="which is long?", positive_passages=[long[3]],
                   negative_passages=[long[5]]) for _ in range(3)]
-    files = {("triplet-hard", "train"): triples, ("corpus-en", "corpus"): long,
-             ("en", "test"): asked}
+    for name, rows in dict(corpus=long, test=asked).items():
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as f:
+            f.writelines(json.dumps(row) + "\n" for row in rows)
 
-    def load_dataset(repository, config, split):
-        assert repository == (data.retrieval.MSMARCO if config == "triplet-hard"
-                              else data.retrieval.MLDR)
-        return files[config, split]
+    def load_dataset(repository, config, split, data_files=None):
+        assert split == "train"
+        if data_files is None:
+            assert (repository, config) == (data.retrieval.MSMARCO, "triplet-hard")
+            return triples
+        folder, _, name = data_files.rpartition("/")
+        assert (repository, folder) == ("json", data.retrieval.MLDR)
+        with gzip.open(tmp_path / name, "rt") as f:
+            return [json.loads(line) for line in f]
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(data.text, "PREPARED", tmp_path)
     task = data.retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
@@ -5675,7 +5695,7 @@ def test_encoders_in_two_processes(repo):
     process(repo, *launch, "--data", "retrieval", "--init_from", "out/m", "--query_size", 16,
             *flags, "--out_dir", "out/r")
     out, _ = process(repo, "eval.py", "out/r", "--lengths", 32)
-    assert set(losses(repo / "out" / "r")[0]) == {3} and "r  whole" in out
+    assert set(losses(repo / "out" / "r")[0]) == {3} and "\nwhole " in out
 
 
 @pytest.mark.slow
@@ -7132,7 +7152,8 @@ def test_tables_of_the_encoders_by_hand():
 
     def measure(value):
         rate = dict(value=value, low=value - 0.0625, high=value + 0.0625)
-        return {"ndcg@10": rate, "recall@1": dict(value=0.0, low=0.0, high=0.0)}
+        zero = dict(value=0.0, low=0.0, high=0.0)
+        return {"ndcg@10": rate, "recall@1": zero, "recall@10": rate}
     found = {reading: {"8": measure(0.125 * n), "16": measure(0.125 * n + 0.0625)}
              for n, reading in enumerate(evaluation.READINGS, 1)}
     at = dict(length=16, edges=[0, 8, 16], queries=[3, 4], whole=[0.5, None], first=[0.25, 0.125],
@@ -7141,12 +7162,14 @@ def test_tables_of_the_encoders_by_hand():
                   runs=[dict(label="a", block_size=8, search=found, by_answer_at=at)])
     text = tables.retrieval_table(result)
     assert "documents of 16 tokens" in text
-    first, second = (cells_of(half) for half in text.split("By the token"))
+    first, second = (cells_of(half) for half in text.split("nDCG@10 by the token"))
     assert first[0] == ["model", "seeds", "8 (1x)", "16 (2x)"]
     assert second[0] == ["model", "seeds", "0 to 8", "8 to 16"]
     first, second = ({cells[0]: cells[1:] for cells in half} for half in (first, second))
     assert first["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
     assert first["a, its best window"][1] == "25.00 [18.75, 31.25]"
+    assert first["a, recall@1"][1] == "0.00 [0.00, 0.00]"
+    assert first["a, recall@10"] == first["a"]
     assert first["a and BM25"][1] == "50.00 [43.75, 56.25]"
     assert first["a, its best window, and BM25"][1] == "62.50 [56.25, 68.75]"
     assert first["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]

@@ -61,7 +61,9 @@ class Task(text.CutTask):
         end_of_text = text.get_encoding(self.tokenizer).eot_token
         for split in self.splits:
             stream = self.text.tokens(split)
-            ends = np.append(np.flatnonzero(stream == end_of_text), len(stream))
+            ends = [at + np.flatnonzero(tokens == end_of_text)
+                    for at, tokens in text.blocks(stream)]
+            ends = np.concatenate([*ends, [len(stream)]])
             starts = np.append(0, ends[:-1] + 1)
             found[split] = starts, ends - starts
         return found

@@ -201,6 +201,12 @@ def cut_to(vocabulary):
     return table
 
 
+def blocks(stream, size=1 << 24):
+    """A stream of tokens that may be larger than memory -> where each block begins, and it."""
+    for start in range(0, len(stream), size):
+        yield start, stream[start:start + size]
+
+
 class CutTask(tasks.Task):
     """
     A task of encoders, on the `max_vocab` commonest tokens of its stream(), or on the vocabulary
@@ -215,7 +221,9 @@ class CutTask(tasks.Task):
     def adopt(self, kept):
         self.kept = dict(kept)
         if "vocabulary" not in kept:
-            counts = np.bincount(self.stream())
+            counts = np.zeros(1 << 16, np.int64)
+            for _, tokens in blocks(self.stream()):
+                counts += np.bincount(tokens, minlength=1 << 16)
             order = np.argsort(-counts, kind="stable")
             commonest = order[:min(self.max_vocab, np.count_nonzero(counts))]
             self.kept["vocabulary"] = torch.from_numpy(commonest)
@@ -600,9 +608,11 @@ def hub(repository, config, **kwargs):
     try:
         return load_dataset(repository, config, **kwargs)
     except Exception as e:  # the library's own errors for "offline" are many
+        said = (str(e).splitlines() or [""])[0]
         raise ValueError(
-            f"could not download {repository} ({type(e).__name__}); it continues where it was when "
-            "you are online again. Offline: --data stdlib, or your own file or folder") from e
+            f"could not load {kwargs.get('data_files', repository)} ({type(e).__name__}: {said}). "
+            "A download that broke off continues when you are online again. Offline: --data "
+            "stdlib, or your own file or folder") from e
 
 
 def wikitext():

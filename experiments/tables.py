@@ -76,10 +76,10 @@ READINGS = dict(whole="", windows=", its best window", whole_bm25=" and BM25",
 
 
 def retrieval_table(result):
-    """nDCG@10 in % by the length that documents are cut to, and by where the answer begins."""
+    """nDCG@10 and recall in % by the length that documents are cut to."""
     lengths, T = [str(n) for n in result["lengths"]], result["runs"][0]["block_size"]
     heads = [f"{int(n):,} ({int(n) // T}x)" for n in lengths]
-    rows, far = [], []
+    rows = []
     for label, found in grouped(result["runs"], "label").items():
         for reading, words in READINGS.items():
             cells = []
@@ -87,27 +87,37 @@ def retrieval_table(result):
                 cells.append(percent([r["search"][reading][n]["ndcg@10"] for r in found
                                       if n in r["search"][reading]]))
             rows.append([label + words, len(found), *cells])
-        for reading, words in dict(whole="", windows=", its best window",
-                                   first=f", the first {T} tokens alone").items():
-            known = [r["by_answer_at"][reading] for r in found if reading in r["by_answer_at"]]
-            if known:
-                cells = [spread([100 * v for v in values if v is not None], ".1f")
-                         for values in zip(*known)]
-                far.append([label + words, len(known), *cells])
+        for metric in ("recall@1", "recall@10"):
+            cells = [percent([r["search"]["whole"][n][metric] for r in found
+                              if n in r["search"]["whole"]]) for n in lengths]
+            rows.append([f"{label}, {metric}", len(found), *cells])
         theirs = result["paper"].get(label, ())
         if theirs:
             cells = [f"{n:.2f}" for n in theirs] + ["-"] * (len(lengths) - len(theirs))
             rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
-    one = result["runs"][0]
-    bm25 = [percent([one["search"]["bm25"][n]["ndcg@10"]]) for n in lengths]
+    bm25 = [percent([result["runs"][0]["search"]["bm25"][n]["ndcg@10"]]) for n in lengths]
     rows.append(["BM25", "-", *bm25])
-    where = one["by_answer_at"]
+    return markdown(["model", "seeds", *heads], rows) + evidence_table(result, T)
+
+
+def evidence_table(result, T):
+    """nDCG@10 in % by where the answer begins; "" where that is not known."""
+    where, rows = result["runs"][0]["by_answer_at"], []
+    if not where:
+        return ""
+    readings = dict(whole="", windows=", its best window", first=f", the first {T} tokens alone")
+    for label, found in grouped(result["runs"], "label").items():
+        for reading, words in readings.items():
+            known = [r["by_answer_at"][reading] for r in found if reading in r["by_answer_at"]]
+            if known:
+                cells = [spread([100 * v for v in values if v is not None], ".1f")
+                         for values in zip(*known)]
+                rows.append([label + words, len(known), *cells])
     edges = [f"{a:,} to {b:,}" for a, b in zip(where["edges"], where["edges"][1:])]
-    far.append(["BM25", "-", *(f"{100 * v:.1f}" if v is not None else "-" for v in where["bm25"])])
-    far.append(["queries", "-", *map(str, where["queries"])])
-    return (markdown(["model", "seeds", *heads], rows)
-            + f"\n\nBy the token at which the answer begins, documents of {where['length']:,} "
-              "tokens:\n\n" + markdown(["model", "seeds", *edges], far))
+    rows.append(["BM25", "-", *(f"{100 * v:.1f}" if v is not None else "-" for v in where["bm25"])])
+    rows.append(["queries", "-", *map(str, where["queries"])])
+    return ("\n\nnDCG@10 by the token at which the answer begins, documents of "
+            f"{where['length']:,} tokens:\n\n" + markdown(["model", "seeds", *edges], rows))
 
 
 def losses_table(result):
