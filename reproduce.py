@@ -197,6 +197,9 @@ def parse(argv):
 
 def asked_for(args, entries):
     """-> the entry, and its scale as the flags have it; flags that it cannot have end here."""
+    section = experiments.sections().get(args.entry)
+    if section:
+        runs.fail(f"{args.entry} is made by:\n" + "\n".join(section["commands"]))
     if args.entry not in entries:
         runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, entries)}")
     if args.jobs < 1 or args.seeds < 0 or args.trials < 0:
@@ -343,10 +346,13 @@ def beside(args, result, entry, committed, folder):
     if (runs.ROOT / committed).exists():
         try:
             old = json.loads((runs.ROOT / committed).read_text())
+            commits = sorted({str(run["environment"]["commit"]) for run in old["runs"]})
             result, lines = kind.beside(result, old, entry, entry[args.scale])
+            lines += [f"make them anew with: {again}"] if lines else []
+            lines.append(f"the committed rows are of commits {', '.join(commits)}")
         except (ValueError, KeyError, TypeError, AttributeError):
-            lines = [f"{committed} is not what reproduce.py wrote: the row stands alone"]
-        lines += [f"make them anew with: {again}"] if lines else []
+            lines = [f"{committed} is not what reproduce.py wrote: the row stands alone. Make the "
+                     f"others with: {again}"]
     runs.write_json(runs.ROOT / path, result | dict(added=args.add))
     failed = draw(kind, entry, path)
     print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))

@@ -7287,6 +7287,14 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
         assert len(tables.measured("flips", first, "cpu")) == 2
 
 
+def test_a_part_of_the_page_that_is_no_table_says_how_it_is_made():
+    with pytest.raises(SystemExit) as e:
+        reproduce.main(["lm_sep"])
+    first, *commands = str(e.value).splitlines()
+    assert first == "error: lm_sep is made by:"
+    assert commands == experiments.sections()["lm_sep"]["commands"]
+
+
 def test_missing_makes_only_what_a_result_has_not(home, here):
     """The runs of the JSON stay as they are, their checkpoints need not be there."""
     rows = experiments.seeds(2, "tra") | experiments.seeds(1, "cope", "rope", flags="--P 9")
@@ -7543,7 +7551,7 @@ def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
     assert list(added["cells"]) == ["rope", "alibi", "mine"]
 
 
-def test_a_matrix_and_a_fork_beside_it(copy, here):
+def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
     """Two methods on two tasks, then a fork: what is made, and what is as it was."""
     write_notes(copy)
     write_fork(copy)
@@ -7560,7 +7568,8 @@ def test_a_matrix_and_a_fork_beside_it(copy, here):
         for name, cell in row.items():
             shown = format(cell["value"], MATRIX_COLUMNS[name]["form"])
             assert rows[label][name] == shown + r" \*" * cell["unfinished"]
-    scored = json.loads((copy / "out/matrix.cpu/text/rope-1337/eval.json").read_text())["runs"][0]
+    scored, = copy.glob("out/matrix.cpu/text-*/rope-1337/eval.json")
+    scored = json.loads(scored.read_text())["runs"][0]
     assert found["rope"]["text: perplexity"]["value"] == scored["perplexity"]["16"]
     far = scored["strided"]["32"] / scored["strided"]["16"]
     assert found["rope"]["text: strided"]["value"] == far
@@ -7595,6 +7604,13 @@ def test_a_matrix_and_a_fork_beside_it(copy, here):
     assert shown["alibi"]["text: perplexity"] == dict(reason="another text")
     assert shown["alibi"]["flip-flop: iid"] == found["alibi"]["flip-flop: iid"]
     assert list(plot.far_runs(mine)[0]) == ["mine"]  # nor is another text's curve drawn
+    assert "the committed rows are of commits 0000000\n" in out
+    # a task's code that has changed is another task: its runs are made anew, no others
+    code = matrix.code
+    monkeypatch.setattr(matrix, "code", lambda *objects: code(*objects) if getattr(
+        objects[0], "__name__", "") != "data.flipflop" else "other")
+    out, _ = run()
+    assert re.findall(r"\$ python train.py --data (\w+)", out) == ["flipflop"] * 2
 
 
 def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
@@ -7673,19 +7689,22 @@ def test_a_row_that_diverges_or_ends_says_so(home, here):
 
 def test_what_a_cells_definition_is(monkeypatch):
     """Its task's code, its metric's and its text; not comments, docstrings or the commit."""
-    words = ["--data", "flipflop"]
-    first = matrix.definition(words, MATRIX_COLUMNS, "a")
-    assert matrix.definition(words, MATRIX_COLUMNS, "a") == first
-    assert matrix.definition(words, MATRIX_COLUMNS, "b") == first | dict(text="b")
-    assert matrix.definition(["--data", "dyck"], MATRIX_COLUMNS, "a")["task"] != first["task"]
+    task = dict(train="--data flipflop", eval="--sequences 500")
+    first = matrix.definition(task, MATRIX_COLUMNS, "a")
+    assert matrix.definition(task, MATRIX_COLUMNS, "a") == first
+    assert matrix.definition(task, MATRIX_COLUMNS, "b") == first | dict(text="b")
+    other = task | dict(train="--data dyck")
+    assert matrix.definition(other, MATRIX_COLUMNS, "a")["task"] != first["task"]
     fewer = dict(list(MATRIX_COLUMNS.items())[:3])
-    assert matrix.definition(words, fewer, "a")["metric"] != first["metric"]
+    for changed in (matrix.definition(task, fewer, "a"), matrix.definition(
+            task | dict(eval="--sequences 5"), MATRIX_COLUMNS, "a")):
+        assert changed["metric"] != first["metric"] and changed["task"] == first["task"]
 
     def tvd(logits, target):
         return 0
     with monkeypatch.context() as patch:
         patch.setitem(matrix.METRICS, "symbols", (tvd,))
-        changed = matrix.definition(words, MATRIX_COLUMNS, "a")
+        changed = matrix.definition(task, MATRIX_COLUMNS, "a")
     assert changed["metric"] != first["metric"] and changed["task"] == first["task"]
     # of a file: what runs, and nothing else
     body = 'def f(x):\n    return "#" + x\n'
@@ -7703,6 +7722,7 @@ def test_a_matrix_of_another_definition_says_where():
     entry = matrix.ENTRIES["matrix"]
     for where, value, says in (
             ((), None, ""), (("config", "learning_rate"), 1.0, "its row 'nope': text has"),
+            (("config", "weight_decay"), 0.0, "text has weight_decay=0.0, the entry says 0.1"),
             (("definition", "task"), "other", "the code of text's task has changed"),
             (("definition", "metric"), "other", "the code of text's metric has changed"),
             (("label",), "mine", "it has no 'nope' on text"),

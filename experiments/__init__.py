@@ -74,6 +74,14 @@ def known():
     return found
 
 
+def sections():
+    """{name: section} of all files."""
+    found = {}
+    for module in files():
+        found |= getattr(module, "SECTIONS", {})
+    return found
+
+
 def owners(name):
     """The files that have an entry of this name."""
     return [f"{m.__name__.replace('.', '/')}.py" for m in files() if name in entries(m)]

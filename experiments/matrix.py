@@ -189,20 +189,22 @@ def code(*objects):
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
 
 
-METRICS = dict(text=(evaluation.windows, evaluation.token_losses, evaluation.strided_losses),
-               symbols=(evaluation.task_scores, data.Task.score, data.tvd, data.auc))
+METRICS = dict(text=(evaluation.windows, evaluation.token_losses, evaluation.strided_losses,
+                     evaluation.length_row),
+               symbols=(evaluation.task_scores, evaluation.interval, data.Task.score, data.tvd,
+                        data.auc))
 
 
-def definition(words, columns, text=""):
+def definition(task, columns, text=""):
     """
-    What a number depends on besides its settings: the code of its task (the flags say which), that
-    of its metric, and the sha256 of a text.
+    What a number depends on besides its settings: the code of its task, that of its metric with
+    eval.py's flags, and the sha256 of a text. task: one of an entry's `tasks`.
     """
-    cls = data.find(trainings.options(words)["data"])
+    cls = data.find(trainings.options(task["train"].split())["data"])
     task_code = cls.batch if cls.kind == "text" else inspect.getmodule(cls)
     reads = [spec["read"] for spec in columns.values()]
     metric = code(*METRICS[cls.kind], *(function for function, *_ in reads))
-    metric += str([asked for _, *asked in reads])
+    metric += str([asked for _, *asked in reads]) + task["eval"]
     return dict(task=code(task_code), text=text,
                 metric=hashlib.sha256(metric.encode()).hexdigest()[:12])
 
@@ -225,7 +227,7 @@ def differs(run, entry, scale):
     found = trainings.differing(run["config"], start[2:])
     if found:
         return f"{name} has {found}"
-    now = definition(start[2:], columns_of(entry, name))
+    now = definition(scale["tasks"][name], columns_of(entry, name))
     changed = [part for part in ("task", "metric") if run["definition"][part] != now[part]]
     return f"the code of {name}'s {' and '.join(changed)} has changed" if changed else ""
 
@@ -254,25 +256,29 @@ def older(result, entry, scale):
 # jobs and what comes of them
 
 def jobs(args, entry, scale, folder):
-    """-> {name: function(run)}, one for each row, task and seed."""
+    """
+    -> {name: function(run)}, one for each row, task and seed. A run's folder is named by the code
+    of its task and metric: where that has changed, the run is made anew.
+    """
     device, found = trainings.on_device(args), {}
     folder /= scale.get("folder", "")
     for label, row in scale["rows"].items():
         for name, one in scale["tasks"].items():
             table, columns = one | dict(rows={label: row}), columns_of(entry, name)
-            for run in trainings.planned(args, entry, table, folder / name):
+            version = hashlib.sha256(str(definition(one, columns)).encode()).hexdigest()[:6]
+            for run in trainings.planned(args, entry, table, folder / f"{name}-{version}"):
                 training = partial(trainings.training, run, entry, table, device)
                 words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
                 about = dict(label=label, task=name, seed=run.seed,
                              train_command=shlex.join(words))
-                found[f"{name} {run.out.name}"] = partial(numbers, training, columns, about)
+                found[f"{name} {run.out.name}"] = partial(numbers, training, one, columns, about)
     return found
 
 
 DIVERGED = r"^error: the (loss is \S+|weights are not finite) at iter \d+"
 
 
-def numbers(training, columns, about, run):
+def numbers(training, task, columns, about, run):
     """One training and its evaluation -> its numbers, or that it has diverged."""
     words = shlex.split(about["train_command"])
     try:
@@ -284,7 +290,7 @@ def numbers(training, columns, about, run):
         c, *_ = train.fresh(words[2:])
         config = vars(c) | dict(data=data.make(vars(c)).data)
         return about | dict(diverged=why[0].removeprefix("error: "), config=config,
-                            definition=definition(words[2:], columns),
+                            definition=definition(task, columns),
                             environment=runs.environment(), train_seconds=0, eval_seconds=0)
     one, values = found["runs"][0], {}
     seconds = one["eval_seconds"]
@@ -292,7 +298,7 @@ def numbers(training, columns, about, run):
         function, *asked = spec["read"]
         values[name] = function(one, *asked)
     about |= dict(values=values, fell=found["more"].get("fell"),
-                  definition=definition(words[2:], columns, found["data"].get("sha256", "")),
+                  definition=definition(task, columns, found["data"].get("sha256", "")),
                   environment=found["environment"], train_seconds=one["train_seconds"],
                   eval_seconds=sum(seconds.values()) if isinstance(seconds, dict) else seconds)
     return about | {k: one[k] for k in ("config", "strided", "by_distance") if k in one}

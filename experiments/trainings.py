@@ -2,7 +2,6 @@
 The rows of a table, each a training and its evaluation: out/ENTRY.SCALE/ROW-SEED/ckpt.pt and
 eval.json. reproduce.py runs the jobs' commands; what is there already is not made again.
 """
-import dataclasses
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import data
 import experiments
 import runs
+import train as train_py
 from data.text import absolute
 
 
@@ -40,25 +40,22 @@ def flag(name, value):
     return f" --{name} {value}"
 
 
+# settings that say where and how a run is done, not what it computes; the task sets vocab_size
+WHERE = "out_dir", "log_interval", "evaluate", "device", "compile", "kernel", "vocab_size"
+
+
 def differing(config, words):
     """
-    The first setting in which a run's config is not what train.py makes of these flags and of the
-    defaults of its task and model, in words; "" where there is none.
+    The first setting in which a run's config is not what train.py makes of these flags today, in
+    words; "" where there is none.
     """
-    flags = options(words)
-    (module, variant), task = runs.models()[flags["model"]], data.find(flags["data"])
-    wanted = {}
-    for cls in (module.GPTConfig, task):
-        wanted |= {f.name: f.default for f in dataclasses.fields(cls) if f.name != "vocab_size"}
-    size = flags.get("size", next(iter(task.defaults)))
-    wanted |= task.defaults[size] | variant | flags
-    if flags["data"] not in data.known():  # your own file or folder
-        wanted["data"] = str(absolute(flags["data"]))
+    wanted = vars(train_py.fresh(words)[0])
+    if wanted["data"] not in data.known():  # your own file or folder
+        wanted["data"] = str(absolute(wanted["data"]))
     for k, v in wanted.items():
-        now = config.get(k, v)
-        same = str(now) == str(v) or not (now or v)  # off is off: a switch may have become a choice
-        if not same and not (isinstance(config[k], float) and config[k] == float(v)):
-            return f"{k}={config[k]}, the entry says {v}"
+        now = config.get(k, v)  # an older run may lack it
+        if k not in WHERE and now != v and (now or v):  # off is off: a switch may become a choice
+            return f"{k}={now}, the entry says {v}"
     return ""
 
 
