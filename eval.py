@@ -473,7 +473,9 @@ def evaluate_pairs(args, loaded, device, context, words):
         row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
             row["search"][reading] = {L: summary(found[L], of, args.seed) for L in found}
-        row["by_answer_at"] = by_evidence(places, first, at, run.config["block_size"])
+        row["by_answer_at"] = None  # nobody knows
+        if task.pairs[f"{split}.at"].any():
+            row["by_answer_at"] = by_evidence(places, first, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
         rows.append(row)
         show_search(row, lengths)
@@ -485,18 +487,19 @@ def evaluate_pairs(args, loaded, device, context, words):
 def show_search(row, lengths):
     """Print one model's numbers in %, with half of their 95 % interval."""
     def line(name, cells):
-        print(f"{name:<14}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+        print(f"{name:<16}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
 
     def cell(scores, metric):
         if not scores:
             return "-"
         one = scores[metric]
         return f"{100 * one['value']:.1f} ± {50 * (one['high'] - one['low']):.1f}"
-    line(f"\n{row['name']}\ntokens", [f"{L:,}" for L in lengths])
+    print(f"\n{row['name']}")
+    line("tokens", [f"{L:,}" for L in lengths])
     for reading, scores in row["search"].items():
         line(reading, [cell(scores.get(L), "ndcg@10") for L in lengths])
     for metric in ("recall@1", "recall@10"):
-        line(metric, [cell(row["search"]["whole"].get(L), metric) for L in lengths])
+        line(f"whole, {metric}", [cell(row["search"]["whole"].get(L), metric) for L in lengths])
     far = row["by_answer_at"]
     if far:
         print(f"nDCG@10 by where the answer begins, documents of {far['length']:,} tokens; first: "
@@ -543,10 +546,7 @@ def by_evidence(places, first, at, T):
     """
     nDCG@10 by the token at which the answer begins, documents cut to 16 T (or as near as was
     scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
-    None where nobody knows the places `at`: all are 0.
     """
-    if not at.any():
-        return None
     L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
     edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
     of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
@@ -599,18 +599,16 @@ def bm25_scores(queries, documents, k1=1.2, b=0.75):
     terms = {}
     for word in itertools.chain(*queries):
         terms.setdefault(word, len(terms))
-    rows, length = [], []
+    found, length, has = [], [], np.zeros(len(terms))
     for document in documents:
-        row = np.zeros(len(terms), np.float32)
-        for word, n in Counter(document).items():
-            if word in terms:
-                row[terms[word]] = n
-        rows.append(row)
+        known = {terms[word]: n for word, n in Counter(document).items() if word in terms}
+        found.append((np.array(list(known), int), np.array(list(known.values()), float)))
         length.append(len(document))
-    count, length = np.array(rows), np.array(length)[:, None]
-    has = (count > 0).sum(0)
-    idf = np.log(1 + (len(count) - has + 0.5) / (has + 0.5))
-    weight = count * (k1 + 1) / (count + k1 * (1 - b + b * length / max(length.mean(), 1))) * idf
+        has[found[-1][0]] += 1
+    idf, mean = np.log(1 + (len(found) - has + 0.5) / (has + 0.5)), max(np.mean(length), 1)
+    weight = np.zeros((len(found), len(terms)), np.float32)
+    for row, (which, n), words in zip(weight, found, length):
+        row[which] = idf[which] * n * (k1 + 1) / (n + k1 * (1 - b + b * words / mean))
     asked = np.zeros((len(queries), len(terms)), np.float32)
     for row, query in zip(asked, queries):
         for word, n in Counter(query).items():

@@ -197,11 +197,12 @@ def parse(argv):
 
 def asked_for(args, entries):
     """-> the entry, and its scale as the flags have it; flags that it cannot have end here."""
-    section = experiments.sections().get(args.entry)
-    if section:
-        runs.fail(f"{args.entry} is made by:\n" + "\n".join(section["commands"]))
+    if args.entry in experiments.sections():
+        runs.fail(f"{args.entry} is no table of reproduce.py: results/README.md says how it was "
+                  "made")
     if args.entry not in entries:
-        runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, entries)}")
+        known = [*entries, *experiments.sections()]
+        runs.fail(f"unknown entry {args.entry!r}: {runs.nearest(args.entry, known)}")
     if args.jobs < 1 or args.seeds < 0 or args.trials < 0:
         runs.fail("--jobs must be at least 1, --seeds and --trials 0 or more")
     files = experiments.owners(args.entry)

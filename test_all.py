@@ -3294,6 +3294,17 @@ def test_prose_gives_up_some_sentences():
             assert document[at:].split()[:2] == sentences[after].split()[:2]
 
 
+def test_where_a_sentence_ends():
+    """Not within a number; behind the quotation mark that closes it."""
+    text = ('He counted to number 2.13 on one old machine of theirs, item {0}. "It is done, maybe '
+            'after all the days of work, {0}." Then came the rest, a line of words for item {0}! ')
+    _, asked = data.retrieval.without_queries("".join(text.format(n) for n in range(300)))
+    kinds = {re.sub(r"\d+([.!]\"?)$", r"N\1", query) for query, _ in asked}
+    assert kinds == {"He counted to number 2.13 on one old machine of theirs, item N.",
+                     '"It is done, maybe after all the days of work, N."',
+                     "Then came the rest, a line of words for item N!"}
+
+
 def test_the_document_of_a_last_sentence_is_not_empty(tmp_path, monkeypatch):
     """Its place is the end of the text: the window begins before it."""
     monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
@@ -3438,7 +3449,7 @@ def test_windows_and_where_the_answer_begins():
     found = evaluation.by_evidence(places, first, np.array([0, 9, 12]), 8)
     assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
     assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
-    assert evaluation.by_evidence(places, first, np.zeros(3, int), 8) is None  # nobody knows where
+
     places = dict(whole={12: whole[16]}, windows={12: ones[16]})  # a length that is no power of 2
     found = evaluation.by_evidence(places, first, np.array([0, 9, 11]), 4)
     assert found["edges"] == [0, 4, 8, 12] and found["queries"] == [1, 0, 2]
@@ -3523,8 +3534,12 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
     out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5,
                      draw=True)
     found = json.loads((library / "retrieval-4" / "eval.json").read_text())
-    assert found["queries"] == 5 and found["documents"] > 1 and "\nretrieval-4\ntokens" in out
-    assert re.search(r"\nrecall@10( +\d+\.\d ± \d+\.\d){2}\n", out)
+    assert found["queries"] == 5 and found["documents"] > 1
+    _, heads, *rows = out[out.index("\nretrieval-4\n"):].strip().splitlines()
+    ends = [n.end() for n in re.finditer(r"[\d,.]+(?!\S)", heads)]
+    assert heads.split() == ["tokens", "32", "512"] and len(ends) == 2
+    assert [n.end() for n in re.finditer(r"± \d+\.\d", rows[0])] == ends
+    assert re.search(r"\nwhole, recall@10( +\d+\.\d ± \d+\.\d){2}\n", out)
     assert re.search(r"\nqueries( +\d+){5}\n", out) and re.search(r"\nfirst( +[\d.-]+){5}\n", out)
     places = range(1, min(10, found["documents"]) + 1)
     chance = sum(1 / math.log2(1 + place) for place in places) / found["documents"]
@@ -7142,7 +7157,7 @@ def test_tables_of_eval_by_hand():
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00")
 
 
-def test_tables_of_the_encoders_by_hand():
+def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
     losses_ = [[n, float(n)] for n in range(1, 41)]
     result = dict(runs=[dict(label="a", iter=40, loss=losses_, val_loss=[[20, 9.5], [40, 8.5]])])
     assert cells_of(tables.losses_table(result)) == [
@@ -7177,6 +7192,16 @@ def test_tables_of_the_encoders_by_hand():
     assert second["a"][1:] == ["50.0", "-"] and second["a, its best window"][2] == "75.0"
     assert second["a, the first 8 tokens alone"][1:] == ["25.0", "12.5"]
     assert second["BM25"][1:] == ["62.5", "-"] and second["queries"][1:] == ["3", "4"]
+    result["runs"][0]["by_answer_at"] = None  # nobody knows where the answers are
+    assert "answer" not in tables.retrieval_table(result)
+    figures = drawn(monkeypatch)
+    search = json.loads((ROOT / "results" / "cable_table2.cpu.json").read_text())
+    for name, panels in (("known", 3), ("unknown", 2)):
+        (tmp_path / "search.json").write_text(json.dumps(search))
+        plot.main(["ndcg", str(tmp_path / "search.json")])
+        assert len(figures[-1].axes) == panels, name
+        for row in search["runs"]:
+            row["by_answer_at"] = None
 
 
 def test_tables_of_bench_by_hand():
@@ -7288,11 +7313,11 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
 
 
 def test_a_part_of_the_page_that_is_no_table_says_how_it_is_made():
-    with pytest.raises(SystemExit) as e:
-        reproduce.main(["lm_sep"])
-    first, *commands = str(e.value).splitlines()
-    assert first == "error: lm_sep is made by:"
-    assert commands == experiments.sections()["lm_sep"]["commands"]
+    for name in experiments.sections():
+        with pytest.raises(SystemExit, match=f"{name} is no table of reproduce.py: results/README"):
+            reproduce.main([name])
+    with pytest.raises(SystemExit, match="did you mean .*lm_sep"):
+        reproduce.main(["lm_se"])
 
 
 def test_missing_makes_only_what_a_result_has_not(home, here):
@@ -7549,6 +7574,9 @@ def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
     added = json.loads((folder / "out" / "matrix.cpu" / "mine.json").read_text())
     assert is_png(folder / "out" / "matrix.cpu" / "mine.png")
     assert list(added["cells"]) == ["rope", "alibi", "mine"]
+    (folder / "data" / "flipflop.py").write_text("def (")
+    _, err = run(code=1)
+    assert "flipflop.py" in err.splitlines()[-1]
 
 
 def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
@@ -7611,6 +7639,11 @@ def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
         objects[0], "__name__", "") != "data.flipflop" else "other")
     out, _ = run()
     assert re.findall(r"\$ python train.py --data (\w+)", out) == ["flipflop"] * 2
+    # a metric's is read anew from the same runs
+    monkeypatch.setitem(matrix.METRICS, "text", (plot.draw,))
+    out, _ = run()
+    assert "$ python train.py" not in out and out.count("$ python eval.py") == 2
+    assert "$ python eval.py" not in run()[0]
 
 
 def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):

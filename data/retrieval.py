@@ -393,9 +393,11 @@ def definitions(node):
 def without_sentences(document):
     """Other text: one of some sentences is taken out, chosen by its hash."""
     parts, found, length = [], [], 0
-    for part in re.split(r"(?<=[.!?])(?=\s)", document):  # not within 2.13
+    end = r"(?<=[.!?])(?=\s)|(?<=[.!?][\"')])(?=\s)"  # not within 2.13
+    for part in re.split(end, document):
         sentence = " ".join(part.split())
-        chosen = text.name_hash(sentence)[0] % SENTENCES == 0 and sentence.endswith((".", "!", "?"))
+        whole = sentence.rstrip("\"')").endswith((".", "!", "?"))
+        chosen = whole and text.name_hash(sentence)[0] % SENTENCES == 0
         if chosen and len(sentence.split()) >= 2 * WORDS:
             part = part[:len(part) - len(part.lstrip())]
             found.append((sentence, (length + len(part), length + len(part))))

@@ -104,8 +104,8 @@ ENTRIES = {
                      "wrong, but for one of learned positions, which had not learned the task in "
                      "2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 and "
                      "learned positions 10 and 15 (24 in the run that had not learned it), though "
-                     "they had twice CoPE's steps. More steps do not look like the cure: in "
-                     "validation RoPE's mean is 17 % at step 700 and 16 at 2,000. Each of CoPE's "
+                     "they had twice CoPE's steps. For RoPE more steps do not look like the cure: "
+                     "in validation its mean is 17 % at step 700 and 16 at 2,000. Each of CoPE's "
                      "three seeds is better than each of the six others, by a factor of 30 or "
                      "more. One learning rate for all.",
                      "A sparse string has its write far back, among next to nothing but ignored "

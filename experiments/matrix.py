@@ -258,20 +258,34 @@ def older(result, entry, scale):
 def jobs(args, entry, scale, folder):
     """
     -> {name: function(run)}, one for each row, task and seed. A run's folder is named by the code
-    of its task and metric: where that has changed, the run is made anew.
+    of its task: where that has changed, it is trained anew.
     """
     device, found = trainings.on_device(args), {}
     folder /= scale.get("folder", "")
     for label, row in scale["rows"].items():
         for name, one in scale["tasks"].items():
             table, columns = one | dict(rows={label: row}), columns_of(entry, name)
-            version = hashlib.sha256(str(definition(one, columns)).encode()).hexdigest()[:6]
-            for run in trainings.planned(args, entry, table, folder / f"{name}-{version}"):
-                training = partial(trainings.training, run, entry, table, device)
+            try:
+                now = definition(one, columns)
+            except ValueError as e:  # a task's file that does not import
+                runs.fail(e)
+            for run in trainings.planned(args, entry, table, folder / f"{name}-{now['task']}"):
+                training = partial(evaluated, run, entry, table, now["metric"], device)
                 words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
                 about = dict(label=label, task=name, seed=run.seed,
                              train_command=shlex.join(words))
                 found[f"{name} {run.out.name}"] = partial(numbers, training, one, columns, about)
+    return found
+
+
+def evaluated(row, entry, table, metric, device, run):
+    """trainings.training; its evaluation is made anew where the metric's code has changed."""
+    folder = runs.ROOT / row.out
+    known = folder / "metric"  # whose code made eval.json
+    if not known.exists() or known.read_text() != metric:
+        (folder / "eval.json").unlink(missing_ok=True)
+    found = trainings.training(row, entry, table, device, run)
+    known.write_text(metric)
     return found
 
 

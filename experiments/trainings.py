@@ -50,8 +50,9 @@ def differing(config, words):
     words; "" where there is none.
     """
     wanted = vars(train_py.fresh(words)[0])
-    if wanted["data"] not in data.known():  # your own file or folder
-        wanted["data"] = str(absolute(wanted["data"]))
+    for name in ("data", "corpus"):  # your own file or folder
+        if name in wanted and wanted[name] not in [*data.known(), "msmarco"]:
+            wanted[name] = str(absolute(wanted[name]))
     for k, v in wanted.items():
         now = config.get(k, v)  # an older run may lack it
         if k not in WHERE and now != v and (now or v):  # off is off: a switch may become a choice
