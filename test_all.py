@@ -7585,8 +7585,10 @@ def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
     write_fork(copy)
     here(matrix=small_matrix("rope", "alibi"))
     run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
-    out, _ = run()
+    planned, (out, _) = run("--dry_run")[0], run()
     assert out.count("$ python train.py") == out.count("$ python eval.py") == 4
+    every = re.compile(r"^\$ python (?:train|eval)\.py .*", re.M)
+    assert sorted(every.findall(planned)) == sorted(every.findall(out))
     results, mine = copy / "results" / "matrix.cpu.json", copy / "out" / "matrix.cpu" / "mine.json"
     first = json.loads(results.read_text())
     page, found = (copy / "results" / "README.md").read_text(), first["cells"]

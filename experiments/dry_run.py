@@ -20,7 +20,7 @@ import eval as evaluation
 import runs
 import train
 from data import text
-from experiments import minimal, tables, trainings
+from experiments import matrix, minimal, tables, trainings
 
 # FLOP/s, assumed, not measured: a fifth of the dense bfloat16 peak in an H100's data sheet, 989
 # TFLOP/s, since models of 256 to 1,024 channels are too narrow to fill it
@@ -99,7 +99,11 @@ def plan(args, entry, scale, folder):
             found[slug] = [words], partial(of_search, settings, trials), 1
         return found
     for task, one in trainings.by_task(scale).items():
-        for label, jobs in trainings.commands(args, entry, one, folder / task).items():
+        where = folder
+        if task:
+            now = matrix.definition(one, matrix.columns_of(entry, task))
+            where = folder / matrix.folder_of(task, now)
+        for label, jobs in trainings.commands(args, entry, one, where).items():
             *_, start, score = jobs[0]
             words = [command for pair in jobs for command in pair]
             label = f"{label}, {task}" if task else label

@@ -200,13 +200,21 @@ def definition(task, columns, text=""):
     What a number depends on besides its settings: the code of its task, that of its metric with
     eval.py's flags, and the sha256 of a text. task: one of an entry's `tasks`.
     """
-    cls = data.find(trainings.options(task["train"].split())["data"])
+    try:
+        cls = data.find(trainings.options(task["train"].split())["data"])
+    except ValueError as e:  # a file that does not import
+        runs.fail(e)
     task_code = cls.batch if cls.kind == "text" else inspect.getmodule(cls)
     reads = [spec["read"] for spec in columns.values()]
     metric = code(*METRICS[cls.kind], *(function for function, *_ in reads))
     metric += str([asked for _, *asked in reads]) + task["eval"]
     return dict(task=code(task_code), text=text,
                 metric=hashlib.sha256(metric.encode()).hexdigest()[:12])
+
+
+def folder_of(name, now):
+    """Where a task's runs are, named by its code: where that has changed, they are made anew."""
+    return f"{name}-{now['task']}"
 
 
 def columns_of(entry, name):
@@ -256,20 +264,14 @@ def older(result, entry, scale):
 # jobs and what comes of them
 
 def jobs(args, entry, scale, folder):
-    """
-    -> {name: function(run)}, one for each row, task and seed. A run's folder is named by the code
-    of its task: where that has changed, it is trained anew.
-    """
+    """-> {name: function(run)}, one for each row, task and seed."""
     device, found = trainings.on_device(args), {}
     folder /= scale.get("folder", "")
     for label, row in scale["rows"].items():
         for name, one in scale["tasks"].items():
             table, columns = one | dict(rows={label: row}), columns_of(entry, name)
-            try:
-                now = definition(one, columns)
-            except ValueError as e:  # a task's file that does not import
-                runs.fail(e)
-            for run in trainings.planned(args, entry, table, folder / f"{name}-{now['task']}"):
+            now = definition(one, columns)
+            for run in trainings.planned(args, entry, table, folder / folder_of(name, now)):
                 training = partial(evaluated, run, entry, table, now["metric"], device)
                 words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
                 about = dict(label=label, task=name, seed=run.seed,
