@@ -3,9 +3,9 @@ Post-Norm can Resharpen Attention
 
 Random searches over small models (section 5.2, minimal.py), far smaller than the paper's: 1,000 to
 100,000 steps instead of 100,000 to a million, 8 to 25 trials a scheme instead of 100 (in all, or a
-scheme: it does not say), one Dyck language, Tomita strings of 32 tokens. Our copy of the paper has
-lost its tables and many numbers: the ranges of the hyper-parameters are ours, and what a note says.
-The GPT's weights start as in every other file here.
+scheme: it does not say), two Dyck languages, strings of 32 tokens in training. Our copy of the
+paper has lost its tables and many numbers: the ranges of the hyper-parameters are ours, and what a
+note says. The GPT's weights start as in every other file here.
 """
 from experiments import minimal
 from experiments.minimal import SCHEMES
@@ -53,7 +53,7 @@ MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, lo
                                         at=(1024, 1024))}
 BEYOND = ("In the figure: above, two dots a trial, of its last weights (filled) and with BEMA "
           "(open); below, the metric by length. ")
-DYCK_SIZE = dict(trials=8, steps=1000, panels=dyck_panels(32, (2, 3, 32)),
+DYCK_SIZE = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32)),
                  note="here trained on 32 tokens")
 DYCK_PAPER = dict(trials=100, steps=100000, note="k, m and the lengths are ours",
                   panels=dyck_panels(64, (2, 3, 64), (8, 3, 64), (2, 5, 128), (8, 5, 128)))
@@ -166,18 +166,27 @@ SEARCHES = {
               "the training length",
         group="postnorm_dyck", metric="tvd", schemes=SCHEMES, paper=DYCK_PAPER,
         cpu=DYCK_SIZE | dict(reads=[
-            BEYOND + "The peri schemes' medians are the lowest of the paper's four, pre's is the "
-            "highest, as in the paper, but in paired trials none is surely better than pre.",
-            "The controls: a norm on the attention's output alone is better than pre in all 8 "
-            "trials (p .008) and than peri_init in 6 (p .29), and has the best trial of all. An "
-            "ordinary final norm (pre_final) has a median like peri's (.149, .148)."]),
+            BEYOND + "As in the paper the peri schemes are better than pre: both in 23 of 25 "
+            "paired trials with k = 2, in 21 (peri) and 19 (peri_init) with k = 8. It is more than "
+            "their final norm: they are better than pre_final in 20 to 24 of 25. In the paper pre "
+            "is the worst; here post is no better with k = 2 (13 of 25), and with k = 8 worse, in "
+            "23.",
+            "The controls: an ordinary final norm alone is better than pre with k = 2 (21 of 25), "
+            "not with k = 8 (9). A norm on the attention's output alone has the best trial of all "
+            "with both, with less than half of pre's best distance, and is better than pre with k "
+            "= 2 (22 of 25), not with k = 8 (10).",
+            "A part of this is who has learned more after 1,000 of the paper's 100,000 steps: the "
+            "medians within the training length already lie apart, and in much the same order "
+            "(with k = 8 output is among the best there, and not beyond). BEMA makes all worse or "
+            "leaves them (better in 3 to 13 of 25), with k = 8, too, where the paper finds it "
+            "more useful."]),
     ),
     "postnorm_fig4": dict(
         about="Post-Norm, Figure 4: Tomita languages, ROC AUC of the token that may be illegal, "
               "dots beyond the training length",
         metric="auc", schemes=SCHEMES,
         cpu=dict(
-            trials=8, steps=1000, panels=tomita_panels(16, 32, 147),
+            trials=25, steps=1000, panels=tomita_panels(16, 32, 147),
             note="here trained on 32 tokens and measured to 147",
             reads=[
                 BEYOND + "Tomita 7: the peri schemes have the best trials; the highest medians are "
@@ -195,9 +204,13 @@ SEARCHES = {
               "training length",
         group="postnorm_dyck", metric="auc", schemes=SCHEMES, paper=DYCK_PAPER,
         cpu=DYCK_SIZE | dict(reads=[
-            BEYOND + "The trials of postnorm_fig3. Every scheme's best trial tells complete "
-            "strings from incomplete ones up to four times its training length; the median trial "
-            "does so with peri_init, and also with both controls, output and pre_final."]),
+            BEYOND + "The trials of postnorm_fig3. A norm on the attention's output alone tells "
+            "complete strings from incomplete ones up to four times the training length in every "
+            "trial, with k = 2 and 8: an AUC above .99 in 25 of 25. Where it differs from one of "
+            "the paper's four schemes in a trial it is better, but for 3 trials of peri and 4 of "
+            "peri_init with k = 8. The others are above .99 in 17 and 21 (peri_init), 18 and 12 "
+            "(pre_final), 12 and 18 (peri), 5 and 6 (pre), 7 and 4 (post). In the paper the peri "
+            "schemes do it robustly; here every scheme's best trial does."]),
     ),
 }
 
