@@ -90,7 +90,7 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     pos_emb (d, P); gate_keys (B, H, Tk, d) are what the gates see, None for k.
     Returns (B, H, Tq, d).
     """
-    Tq, Tk, d, P = q.size(2), k.size(2), q.size(3), pos_emb.size(1)
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
     gate_keys = None if gate_keys is None else gate_keys.flip(2)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
@@ -102,21 +102,13 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
         j = torch.arange(end, device=q.device).flip(0)
         seen = (j <= i).to(float_type)                                      # (rows, end)
         qk = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type) / math.sqrt(d)
-        n = 4 * ROWS  # keys to count over: a guess, doubled until every row has reached P - 1
-        while True:
-            gates = qk[..., :n]
-            if gate_keys is not None:
-                near = gate_keys[:, :, keys][:, :, :n]
-                gates = (q[:, :, here] @ near.transpose(-1, -2)).to(float_type) / math.sqrt(d)
-            p = (gates.sigmoid() * seen[:, :n]).cumsum(-1)                  # (B, H, rows, n)
-            if n >= end or p[..., -1].detach().amin() >= P - 1:  # the farthest counted key's p
-                break
-            n *= 2
+        gates = qk
+        if gate_keys is not None:
+            gates = q[:, :, here] @ gate_keys[:, :, keys].transpose(-1, -2)
+            gates = gates.to(float_type) / math.sqrt(d)
+        p = (gates.sigmoid() * seen).cumsum(-1)                             # (B, H, rows, end)
         z = q[:, :, here] @ pos_emb.to(q.dtype)                             # (B, H, rows, P)
         bias = interpolate(z, p)
-        if n < end:  # all keys further left are P - 1 steps away
-            far = z[..., P - 1:].to(bias.dtype).expand(*z.shape[:3], end - n)
-            bias = torch.cat((bias, far), -1)
         a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
         y.append(a.to(v.dtype) @ v[:, :, keys])
     return torch.cat(y[::-1], dim=2)

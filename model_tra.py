@@ -83,8 +83,7 @@ def tra_attention(q, k, v, log_decay):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device).flip(0)
         s = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(log_decay.dtype)
-        threshold = torch.where(j <= i, 0.0, math.inf)  # infinite: later keys never pass
-        M = (s > threshold).to(s.dtype)                                     # (B, H, rows, end)
+        M = ((s > 0) & (j <= i)).to(s.dtype)                                # (B, H, rows, end)
         C = M.cumsum(-1)                                                    # exact below 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
         # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN

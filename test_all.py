@@ -1677,7 +1677,7 @@ MASK = "masked_fill(j > i,", "masked_fill((j > i) | (j < i - 8),"
 EDITS = dict(
     window=dict(fox=[SEEN, MASK], cable=[SEEN, MASK],
                 cope=[SEEN, ("seen = (j <= i)", "seen = ((j <= i) & (j >= i - 8))")],
-                tra=[SEEN, ("where(j <= i,", "where((j <= i) & (j >= i - 8),")]),
+                tra=[SEEN, ("(j <= i)).to", "(j <= i) & (j >= i - 8)).to")]),
     bias=dict(fox=[("bias = -distance", "bias = -2 * distance"),
                    ("bias = F_[", "bias = F_[:, :, start:end, None] - F_[:, :, None, :end] + F_[")],
               cable=[("bias = -g", "bias = -2 * g")],
@@ -3110,12 +3110,13 @@ def test_masked_tokens_are_scored_alone():
 
 
 @pytest.mark.slow
-def test_an_encoder_reads_16384_tokens():
+@pytest.mark.parametrize("pe", [one["pe"] for one in model_bert.VARIANTS.values()])
+def test_an_encoder_reads_16384_tokens(pe):
     """In less than 1.5 GB, torch and all."""
-    code = """if True:
+    code = f"""if True:
         import torch, model_bert, runs
         torch.set_num_threads(1)
-        model = model_bert.GPT(model_bert.GPTConfig())
+        model = model_bert.GPT(model_bert.GPTConfig(pe="{pe}", block_size=16384))
         with torch.no_grad():
             model.embed(torch.randint(1, 8195, (1, 16384)))
         print(runs.peak_memory(torch.device("cpu")))"""
@@ -7563,11 +7564,22 @@ def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
     one = small_matrix("rope", "alibi", data="stdlib")
     plain = {k: (c["task"], c["better"], c["form"], c["least"], c["read"][0].__name__,
                  *c["read"][1:]) for k, c in MATRIX_COLUMNS.items()}
-    run = functools.partial(process, folder, "-c", MATRIX_DRIVER % (plain, one["cpu"]), "matrix",
-                            "--device", "cpu", "--jobs", 2)
+    words = "-c", MATRIX_DRIVER % (plain, one["cpu"]), "matrix", "--device", "cpu", "--jobs", "2"
+    run = functools.partial(process, folder, *words)
+    killed = subprocess.Popen([sys.executable, *words], cwd=folder, env=os.environ | ONE_THREAD,
+                              text=True, stdout=subprocess.PIPE, start_new_session=True)
+    for line in killed.stdout:
+        if line.startswith("$ python eval.py"):
+            os.killpg(killed.pid, signal.SIGKILL)
+            break
+    assert killed.wait() == -signal.SIGKILL
+    done = len([*folder.glob("out/matrix.cpu/*/*/ckpt.pt")])
     out, _ = run()
-    assert out.count("$ python train.py") == out.count("$ python eval.py") == 4
+    assert 1 <= done < 4 and out.count("$ python train.py --data") == 4 - done
+    found = json.loads((folder / "results" / "matrix.cpu.json").read_text())["cells"]
+    assert all("value" in cell for row in found.values() for cell in row.values())
     assert is_png(folder / "results" / "matrix.cpu.png")
+    assert "$ python train.py" not in run()[0]
     write_fork(folder)
     out, _ = run("--add", "mine")
     assert out.count("$ python train.py") == 2
@@ -7720,6 +7732,19 @@ def test_a_row_that_diverges_or_ends_says_so(home, here):
     one["cpu"]["rows"]["wrong"] = "--model rope --n_embd 15", 1
     _, err = command(home, "reproduce.py", "matrix", "--device", "cpu", code=1)
     assert "n_embd=15 is not divisible" in err and "the same command continues" in err
+
+
+def test_a_fork_that_diverges_stands_beside_the_others(copy, here):
+    write_notes(copy)
+    write_fork(copy, "cable", ("bias = -g", "bias = math.nan * g"))
+    here(matrix=small_matrix("rope"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
+    run()
+    run("--add", "mine")
+    committed, added = (json.loads((copy / folder).read_text())["cells"] for folder in (
+        "results/matrix.cpu.json", "out/matrix.cpu/mine.json"))
+    assert added.keys() == {"rope", "mine"} and added["rope"] == committed["rope"]
+    assert set(map(json.dumps, added["mine"].values())) == {'{"reason": "diverged"}'}
 
 
 def test_what_a_cells_definition_is(monkeypatch):
