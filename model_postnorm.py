@@ -18,8 +18,8 @@ output, a norm on the attention's output alone.
 What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
-- norms have eps = 1e-8: where no norm stands before it (output, post), the first layer's attention
-  output starts at a mean square of 1e-7 or less
+- norms have eps = 1e-8: under output the first layer's attention output, which its norm sees alone,
+  starts at a mean square of 1e-7 or less
 - RoPE, as in the paper's Dyck models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
 """

@@ -4,7 +4,7 @@ Write text with a trained model, as far beyond its training length as you like.
     python sample.py                                            the newest run on text under out/
     python sample.py out/cable-stdlib-nano --prompt "def " --max_new_tokens 4096
     python sample.py --prompt_file README.md --temperature 0    greedy; long prompts are normal
-    python sample.py out/bert_cable-retrieval-nano --prompt "read a file line by line" --data src/
+    python sample.py out/bert_cable-retrieval-nano --prompt "read a file line by line" --data .
                                           an encoder: the files that answer best, and where in them
 
 Text streams to stdout as it comes; the speed goes to stderr.

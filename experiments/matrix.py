@@ -153,7 +153,8 @@ ENTRIES = {
             "One seed a row: close cells claim no order. Every text row was still falling. In copy "
             "only CoPE, Diff, peri and, in part, RoPE had more than 1.3 % of the strings right "
             "after 2,000 steps, with QK-norm; without it learned positions have 66 to 97 % "
-            "(cope_table2_copy). Where another is not hatched, it had nearly stood still.",
+            "(cope_table2_copy). The others' losses were still falling (hatched) or had nearly "
+            "stood still (not hatched), most at 0 %: they had not learned to copy.",
             "A column's colours go from its worst to its best, or from a difference that matters: "
             "10 points, 10 % of a perplexity, .05.",
             "Learning rates are as they come with the tasks, one for all rows; that of text was "

@@ -75,8 +75,8 @@ ENTRIES = {
                 "the paper all, at its own 512). The two others had not learned the task in 1,000 "
                 "steps (82 and 95 % iid at the training length); one of them had 98 % of the iid "
                 "strings right at step 200 and 69 at step 400. Compiled, the same seeds learn it "
-                "(tra_parts): we suppose that rounding decides. tra_norm has ten seeds, of which "
-                "nine learn it.",
+                "(tra_parts): we suppose that rounding decides. Of ten uncompiled seeds, these "
+                "three and those of tra_norm, eight learn it.",
                 "The last six rows had 4,000 steps, one seed each. At 64 tokens Diff has every "
                 "string right, learned positions every iid and sparse one (dense 76 %), label 99.6 "
                 "% of the iid (dense 88); ALiBi, T5's bias and no positions (nope) had not learned "
@@ -122,7 +122,8 @@ ENTRIES = {
                 "seeds, and its row at 2e-4, were not.",
                 "TRA with QK-norm, ten seeds: pre-norm has every string right at 16 times the "
                 "training length in all ten, post-norm, as its authors have it, in nine; the tenth "
-                "had not learned the task in 1,000 steps (63 % iid at the training length). With a "
+                "had not learned the task in 1,000 steps (63 % iid at the training length). "
+                "Uncompiled, seed 1338 fails, too (tra_table1): eight of ten. With a "
                 "learning rate of 2e-4 instead of 5e-4 post-norm has every string right there in "
                 "seven, 99.8 % or more in one, 67 to 96 in one, and one had not learned the task "
                 "(58 % iid at the training length). Ten against seven of ten: p .21 (Fisher's "
@@ -202,8 +203,9 @@ RUNS = "out/tra.cpu/"
 PICTURED = [f"{RUNS}{name}" for name in (
     "alibi-1337", "fox-norm-pre-no-qk_norm-1337", "cable-norm-pre-no-qk_norm-1337",
     "cope-norm-pre-no-qk_norm-1337", "tra-norm-post-qk_norm-1338")]
-TRAINED = ("The models are runs of tra_norm, 1,000 steps (ALiBi by the same command); TRA has its "
-           "own norms and was compiled, the others are pre-norm without QK-norm.")
+TRAINED = ("The models are runs of tra_norm, 1,000 steps (ALiBi by the same command). TRA has its "
+           "own norms, was compiled, and is seed 1338, as 1337 had not learned the task; the "
+           "others are pre-norm without QK-norm, seed 1337.")
 SECTIONS = {
     "steps": dict(
         about="What counts as one step? Every key's step and distance, seen from the last read of "
