@@ -502,7 +502,8 @@ def score_grid(found, metric, xlabel):
     Too many lines to tell apart: {split: {label: [{x: (%, ...)}, a seed each]}} -> means in colours
     from red, the worst that can be, to blue; a panel for each split, wide ones below each other.
     """
-    labels, more_is_better = next(iter(found.values())), not metric.endswith(("error", "rate"))
+    labels, lower = next(iter(found.values())), ("error", "rate", "tvd", "tvd_last")
+    more_is_better = not metric.endswith(lower)
     seeds = [row for by_label in found.values() for rows in by_label.values() for row in rows]
     xs = sorted(set().union(*seeds))
     width, height = 0.55 * len(xs) + 0.6, 0.32 * len(labels) + 1.2

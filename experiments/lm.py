@@ -95,13 +95,13 @@ ENTRIES = {
                 "and are pre-norm, but for peri, which has RoPE.",
                 "The learning rate is its family's, chosen among 2e-3, 4e-3 and 8e-3 by the "
                 "validation perplexity of one method in runs an eighth as long: lm_rates.",
-                "Ten of the 29 rows have run, one seed each: they claim no order. Nothing is "
+                "Fifteen of the 29 rows have run, one seed each: they claim no order. Nothing is "
                 "finished: over the last fifth of the steps, while the learning rate fell, the "
-                "validation perplexity of these rows fell by 3.6 to 5.3 %. TRA's two rows differ "
-                "from the others in QK-norm and learning rate, too. After a quarter of the text "
-                "ALiBi was above RoPE at the training length, in three seeds of each "
-                "(cable_table1: 4.20, 3.75); here it is below (2.63, 2.74): what is ahead at one "
-                "budget need not be at another.",
+                "validation perplexity of these rows fell by 3.5 (relative) to 7.5 % (nope). TRA's "
+                "two rows differ from the others in QK-norm and learning rate, too. After a "
+                "quarter of the text ALiBi was above RoPE at the training length, in three seeds "
+                "of each (cable_table1: 4.20, 3.75); here, in one, it is below (2.63, 2.74): an "
+                "order at one budget may not hold at another.",
                 "Some methods use far context now, which none did after 3 million bytes. From "
                 "windows of 256 to 4,096, the strided perplexity of the same tokens falls by 3.2 % "
                 "(ALiBi), 2.9 (CABLE) and .9 (FoX). Part of that may be context within 256: in a "
@@ -109,8 +109,10 @@ ENTRIES = {
                 "where every token has all of it, it falls by 1.3, 1.1 and .3 %. TRA's stays "
                 "(pre-norm: .3 % higher): it survives, and reads no farther. CoPE's is lowest at "
                 "512, and at 4,096 18 % higher than at 256 (with keys of their own for the gates, "
-                "cope_sep, lowest at 256, and 14 % higher); RoPE's, Diff's and peri's, which have "
-                "RoPE inside, are 15 to 24 times as high.",
+                "cope_sep, lowest at 256, and 14 % higher); KERPLE's is lowest at 512, too, and 1 "
+                "% higher. Relative embeddings' is 6 times as high, that without positions 9; "
+                "RoPE's, Diff's and peri's, which have RoPE inside, are 15 to 24 times, sinusoidal "
+                "positions' 37 times. Learned positions end at 256.",
                 "CABLE's paper has 22.32 at 1,024 and 20.33 at 15,360, 8.9 % less. Here, in "
                 "windows that do not overlap, it is 8.4 % less at 16 times the length. Where every "
                 "token has at least half a window, 2.9 % is left, and from 512 on, where every "
@@ -160,8 +162,8 @@ SECTIONS = {
             "Tables 3 and 4 are its Table 1 at other sizes, its Figure 1 the upper half of Table "
             "1, its Figure 4 the row k_cable. CoPE's rows have P = 64, where P = 16 and nothing "
             "else changed is better (23.22); its Figure 3 is cope and relative read at every "
-            "length, trained on 256 and on 128 (only cope, trained on 256, has run; its capped "
-            "relative row is not here). TRA's Figure 4 is its Table 2 read farther.",
+            "length, trained on 256 and on 128 (cope and relative, trained on 256, have run; its "
+            "capped relative row is not here). TRA's Figure 4 is its Table 2 read farther.",
         ]),
     "lm_reach": dict(
         about="How far each head of lm's models looks: the share of its attention on the last n "
@@ -174,9 +176,9 @@ SECTIONS = {
             "One run each, one text. Beyond the 256 tokens of training (dotted) CABLE has one head "
             "that looks there (layer 2, head 2: 35 % of its attention), FoX one (layer 3, head 1: "
             "14 %), ALiBi one in every layer, that of the flattest slope (36 to 38 %), TRA none "
-            "(4 % at most). All their other heads have 3 % or less there. It is the order of what "
-            "lm's strided perplexity gains from far context. But in a run of a quarter of the "
-            "steps the same head of CABLE has 35 % there, too (reach), and perplexity gains "
+            "(4 % at most). All their other heads have 3 % or less there. So it is with what lm's "
+            "strided perplexity of these four gains from far context. But in a run of a quarter "
+            "of the steps the same head of CABLE has 35 % there, too (reach), and perplexity gains "
             "nothing (strided): the share alone is not the reason.",
             "CoPE and RoPE have no limit of that kind: all heads of CoPE have 13 to 69 % of their "
             "attention beyond 256, all of RoPE's 75 % or more. We suppose that this is why "

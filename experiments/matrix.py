@@ -158,8 +158,9 @@ ENTRIES = {
             "A column's colours go from its worst to its best, or from a difference that matters: "
             "10 points, 10 % of a perplexity, .05.",
             "Learning rates are as they come with the tasks, one for all rows; that of text was "
-            "chosen by CABLE and RoPE, and TRA did better at twice it in lm_rates. peri is RoPE "
-            "with norms before and after each sublayer; all others are pre-norm.",
+            "chosen by CABLE and RoPE; TRA with post-norm and QK-norm did better at twice it "
+            "(lm_rates). peri is RoPE with norms before and after each sublayer; all others are "
+            "pre-norm.",
         ]),
         # one P for all tasks: copying 256 symbols takes more than 257 positions, counting has 513
         paper=dict(tasks=PAPER_TASKS, rows=ROWS | {"cope": ("--model cope --P 513", 1)})),

@@ -70,16 +70,17 @@ SEARCHES = {
                 "Attention is an average: what one of T tokens adds to it shrinks like 1/T. The "
                 "paper shows it on a task where the right answer is a distribution: say which of n "
                 "tokens have not been said. Take a one-layer transformer with constant attention "
-                "that gives all absent tokens the same logit at every length: if the present ones "
-                "are C below them at length 2, they are at most 2C / l below at length l. A norm "
-                "on the attention's output undoes the dilution.",
+                "that gives all absent tokens the same logit at every length. If the nearest of "
+                "the present ones is C below them at length 2, a norm on the attention's output "
+                "keeps it from falling below a bound at every length; without one it can fall to "
+                "2C / l at length l.",
                 "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
                 "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
                 "dilute as without a norm; under a pre-norm with a final norm the precision falls "
                 "more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "On the left precision is drawn as a share of that at length 2, linear within .02 "
-                "of 0. The trained models (thin lines) do as the theorem says without a norm: "
-                "every line falls as 2 / l or faster. With a norm 4 of 24 keep a third or more of "
+                "of 0. The trained models (thin lines) dilute without a norm: every line ends "
+                "below 2 / l of its start. With a norm 4 of 24 keep a third or more of "
                 "their precision at 63 tokens. They begin at 3 to 8, the hard-coded models at 10, "
                 "so their distances on the right do not compare. Only post is better than no norm "
                 "in all 8 shared trials; its weights were not looked at.",
@@ -189,11 +190,12 @@ SEARCHES = {
             trials=25, steps=1000, panels=tomita_panels(16, 32, 147),
             note="here trained on 32 tokens and measured to 147",
             reads=[
-                BEYOND + "Tomita 7: the peri schemes have the best trials, and as in the paper "
-                "peri is better than pre, in 18 of 25 paired trials (p .04). But so is an ordinary "
-                "final norm (pre_final, 18), and neither peri scheme is shown to be better than "
-                "that (15 and 13). A norm on the attention's output alone is worse than pre here "
-                "(better in 7), where on Dyck languages it was not.",
+                BEYOND + "Tomita 7: the peri schemes have the best trials, and peri is better than "
+                "pre in 18 of 25 paired trials (p .04, one of ten tests here); the paper has all "
+                "schemes alike on it. But so is an ordinary final norm (pre_final, 18), and "
+                "neither peri scheme is shown to be better than that (15 and 13). A norm on the "
+                "attention's output alone is worse than pre here (better in 7), where on Dyck "
+                "languages it was not.",
                 "What differs is above all who has learned the language in 1,000 of the paper's "
                 "100,000 steps: within the training length the AUC is above .9 in 16 trials of 25 "
                 "(peri), 13 (peri_init), 8 (pre_final), 2 (pre, post) and 1 (output).",

@@ -121,6 +121,7 @@ def train(out, start, device, run):
     check(out, checkpoint["config"], start[2:])
     if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run("python", "train.py", "--resume", str(out), "--no-evaluate", *device)
+        checkpoint = runs.load_checkpoint(folder / "ckpt.pt")  # of the commit that finished it
     return checkpoint
 
 
