@@ -176,9 +176,9 @@ ENTRIES = {
                  rows=encoders(3), reads=[
                      "One seed each, none finished: CABLE's and RoPE's losses end alike (2.50 and "
                      "2.51 in validation), ALiBi's higher (2.89), sinusoidal and learned "
-                     "positions' highest (3.31, 4.19). The paper has CABLE's lowest. CABLE's, ALiBi's and "
-                     "RoPE's runs are older than those that cable_table2 begins with: same flags "
-                     "and text, but another initialization. nope has not run.",
+                     "positions' highest (3.31, 4.19). The paper has CABLE's lowest. CABLE's, "
+                     "ALiBi's and RoPE's runs are older than those that cable_table2 begins with: "
+                     "same flags and text, but another initialization. nope has not run.",
                      "In windows of 2,048 tokens, 16 times the training length, CABLE names 65.9 % "
                      "of the masked tokens and ALiBi 60.1 (64.9 and 59.0 at 128), RoPE 44.4 "
                      "(64.7).",
