@@ -94,6 +94,11 @@ def encoders(n):
     return {pe: (f"--model bert_{pe}", n if pe in ENCODERS[:3] else 1) for pe in ENCODERS}
 
 
+RETRIEVAL = dict(minutes=50, train="--data retrieval", eval="", rows=encoders(3))
+RETRIEVAL_PAPER = dict(note=TUNING, train="--data retrieval --size paper", eval="",
+                       rows=encoders(1))
+
+
 def fineweb(size, table):
     """One size on FineWeb-Edu, 2^19 tokens a step."""
     return dict(about=f"CABLE, {table}: GPT-2 {size} on FineWeb-Edu", published=FINEWEB[size],
@@ -190,7 +195,7 @@ ENTRIES = {
     "cable_table2": dict(
         about="CABLE, Table 2: finding the file that a docstring is from, nDCG@10 (%) by the "
               "length that files are cut to", published=TABLE2, first="cable_fig5",
-        cpu=dict(minutes=50, train="--data retrieval", eval="", rows=encoders(3), reads=[
+        paper=RETRIEVAL_PAPER, cpu=RETRIEVAL | dict(reads=[
             "The query is a docstring, the document the file that it was taken out of, in packages "
             "that no model has seen. Every column asks the same queries of the same files, cut to "
             "so many tokens; all models were trained on 128. An interval is over documents, not "
@@ -215,22 +220,18 @@ ENTRIES = {
             "BM25 alone (39 to 71) is far better than all five, and than its rank and a model's "
             "together (25 to 57). At 1x no encoder comes near it (7.8 to 9.7). We suppose that "
             "this is because words of the docstring are often words of the code.",
-        ]),
-        paper=dict(note=TUNING, train="--data retrieval --size paper", eval="", rows=encoders(1)),
-    ),
+        ])),
     "cable_fig6": dict(
         about="CABLE, Figure 6: contrastive loss by step, the runs of cable_table2; the figure's "
               "numbers are not in the text", losses=True, first="cable_fig5", group="cable_table2",
-        cpu=dict(minutes=50, train="--data retrieval", eval="", rows=encoders(3), reads=[
+        paper=RETRIEVAL_PAPER, cpu=RETRIEVAL | dict(reads=[
             "The training losses end at .79 (CABLE), .68 (ALiBi), .73 (RoPE), 1.06 (learned) and "
             ".82 (sinusoidal), where the paper has CABLE's lowest; the validation losses, of other "
             "packages and without hard negatives (chance is 4.16, of 64 documents), at 2.93, 2.80, "
             "2.76, 3.51 and 3.15. With the plain mean those of CABLE and ALiBi were 3.23 and 3.53, "
             "the other way round (cable_fig6 of commit 18fbb84). One seed each: no order. nope has "
             "not run.",
-        ]),
-        paper=dict(note=TUNING, train="--data retrieval --size paper", eval="", rows=encoders(1)),
-    ),
+        ])),
 }
 
 NUMBERED = {

@@ -52,6 +52,9 @@ SECTIONS = {
             "kernels/cpu.py left out what has decayed. On the CPU a CoPE or TRA step costs more "
             "than its attention in the plain functions; kernels/cpu_count.py is faster (bench."
             "attention.short).",
+            "CoPE's and TRA's plain functions are simpler since (8ecb664): CoPE's counts over all "
+            "keys, not until all counts are full, and is slower beyond 256 tokens; TRA's is faster "
+            "up to 1,024. Not measured again here.",
         ]),
     "bench.attention.trained.cpu": dict(
         about="The attention of a trained CABLE alone, all four layers: time beside torch's "
@@ -80,8 +83,9 @@ SECTIONS = {
             "fused attention's time: matrix products and softmax alone, called one by one, are 1.6 "
             "to 1.7 of it.",
             "CoPE's literal is its paper's listing, which flips whole T x T matrices to sum the "
-            "gates; what runs takes 64 query rows at a time, nearest key first, and stops where "
-            "all counts are full. One training was running on the machine's other core."]),
+            "gates; what ran took 64 query rows at a time, nearest key first, and stopped where "
+            "all counts are full, as the kernel does (the plain function is simpler since: "
+            "bench.attention). One training was running on the machine's other core."]),
     "bench.kernels": dict(
         about="The Triton kernels by type, head size d and GPU (sm_80: A100, sm_90: H100)",
         json=["bench.kernels.json"],
