@@ -3354,7 +3354,7 @@ def test_info_nce_is_what_the_loop_says(library):
     model = encoder("bert_rope", vocab_size=task.vocab_size, block_size=64)
     task.begin(model)
     assert (task.kept["negatives"] >= 0).any()
-    B = 120  # more than there are pairs: some come twice
+    B = len(task.pairs["train.at"]) + 1  # more than there are pairs: some come twice
     x, y = map(torch.from_numpy, task.batch("train", B, rng(0)))
     got = task.loss(model, x, y)
     q, d, n = x.split((32, 32, 32), 1)
@@ -7626,7 +7626,19 @@ def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
     assert {label: added["cells"][label] for label in found} == found
     assert json.loads(results.read_text()) == first
     assert added["command"] == "python reproduce.py matrix --scale cpu --add mine"
-    # another commit is no other definition, another metric or text is
+    assert "left out" not in run("--add", "mine")[0]
+
+
+def test_what_a_committed_row_is_compared_by(copy, here, monkeypatch):
+    """Another commit is no other definition, another metric, text or task's code is."""
+    write_notes(copy)
+    write_fork(copy)
+    here(matrix=small_matrix("rope", "alibi"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
+    run()
+    results, mine = copy / "results" / "matrix.cpu.json", copy / "out" / "matrix.cpu" / "mine.json"
+    first = json.loads(results.read_text())
+    found = first["cells"]
     for r in first["runs"]:
         r["environment"] = r["environment"] | dict(commit="0000000", python="3.99")
     results.write_text(json.dumps(first))
