@@ -3450,7 +3450,6 @@ def test_windows_and_where_the_answer_begins():
     found = evaluation.by_evidence(places, first, np.array([0, 9, 12]), 8)
     assert found["edges"] == [0, 8, 16] and found["queries"] == [1, 2]
     assert found["whole"] == [1, 0.25] and found["first"] == [1, 0.5]
-
     places = dict(whole={12: whole[16]}, windows={12: ones[16]})  # a length that is no power of 2
     found = evaluation.by_evidence(places, first, np.array([0, 9, 11]), 4)
     assert found["edges"] == [0, 4, 8, 12] and found["queries"] == [1, 0, 2]
@@ -3512,6 +3511,17 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     assert all(np.array_equal(groups, of) for groups in grouped)
     assert "must be multiples of the training length, 32" in complaint(
         library, "eval.py", "r", "--lengths", 33)
+    row, = json.loads((library / "r" / "eval.json").read_text())["runs"]
+    assert row["by_answer_at"]["queries"]
+    prepare = data.retrieval.prepare
+
+    def without_places(*args):  # as MLDR: nobody knows where the answers are
+        corpus, pairs = prepare(*args)
+        return corpus, dict(pairs) | {"train.at": np.zeros_like(pairs["train.at"])}
+    monkeypatch.setattr(data.retrieval, "prepare", without_places)
+    command(library, "eval.py", "r", "--lengths", 32, 512, "--queries", 4, "--split", "train")
+    row, = json.loads((library / "r" / "eval.json").read_text())["runs"]
+    assert row["by_answer_at"] is None
 
 
 def test_from_masked_tokens_to_search(library, monkeypatch):
@@ -7098,7 +7108,9 @@ def test_a_table_of_perplexities_is_made_continued_and_not_made_again(home, here
     # a killed run continues; lost and half written evaluations are made again; else nothing is
     folder = home / "out" / "texts.cpu"
     path = folder / "cable-1338" / "ckpt.pt"
-    torch.save(torch.load(path, weights_only=True) | dict(iter=1), path)
+    begun = torch.load(path, weights_only=True)
+    begun |= dict(iter=1, environment=begun["environment"] | dict(commit="0000000"))
+    torch.save(begun, path)
     (folder / "cable-1337" / "eval.json").write_text('{"comm')
     (folder / "rope-1337" / "ckpt.pt").unlink()  # killed before its first checkpoint
     out, _ = command(home, *words)
@@ -7108,6 +7120,7 @@ def test_a_table_of_perplexities_is_made_continued_and_not_made_again(home, here
     again = json.loads((home / "results" / "texts.cpu.json").read_text())["runs"]
     same = [a["perplexity"] == b["perplexity"] for a, b in zip(again, result["runs"])]
     assert same == [True, False, True]  # the second took one more step than two
+    assert again[1]["environment"]["commit"] != "0000000"  # but the one that finished it
     out, _ = command(home, *words)
     assert "$ python train.py" not in out and "$ python eval.py" not in out
     out, _ = command(home, *words, "--seeds", 1)
@@ -7203,6 +7216,17 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
         assert len(figures[-1].axes) == panels, name
         for row in search["runs"]:
             row["by_answer_at"] = None
+
+
+def test_the_colours_of_many_scores(monkeypatch):
+    """The better, the bluer: an accuracy of 90 %, an error or a distance of 10 %."""
+    shares = []
+    monkeypatch.setattr(plot, "draw_cell", lambda *args: shares.append(args[-1]))
+    for metric in ("accuracy", "auc", "error", "error_rate", "tvd", "tvd_last"):
+        value = 90.0 if metric in ("accuracy", "auc") else 10.0
+        plot.score_grid({"test": {"a": [{32: (value, value, value)}]}}, metric, "length")
+        assert shares.pop() == pytest.approx(0.9), metric
+    plot.plt.close("all")
 
 
 def test_tables_of_bench_by_hand():
@@ -7591,7 +7615,7 @@ def test_a_matrix_and_a_fork_in_processes_of_their_own(repo, tmp_path):
     assert "flipflop.py" in err.splitlines()[-1]
 
 
-def test_a_matrix_and_a_fork_beside_it(copy, here, monkeypatch):
+def test_a_matrix_and_a_fork_beside_it(copy, here):
     """Two methods on two tasks, then a fork: what is made, and what is as it was."""
     write_notes(copy)
     write_fork(copy)

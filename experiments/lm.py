@@ -176,10 +176,10 @@ SECTIONS = {
             "One run each, one text. Beyond the 256 tokens of training (dotted) CABLE has one head "
             "that looks there (layer 2, head 2: 35 % of its attention), FoX one (layer 3, head 1: "
             "14 %), ALiBi one in every layer, that of the flattest slope (36 to 38 %), TRA none "
-            "(4 % at most). All their other heads have 3 % or less there. So it is with what lm's "
-            "strided perplexity of these four gains from far context. But in a run of a quarter "
-            "of the steps the same head of CABLE has 35 % there, too (reach), and perplexity gains "
-            "nothing (strided): the share alone is not the reason.",
+            "(4 % at most). All their other heads have 3 % or less there. In these four runs "
+            "strided perplexity gains from far context where a head looks there (lm). But in a run "
+            "of a quarter of the steps the same head of CABLE has 35 % there, too (reach), and "
+            "perplexity gains nothing (strided): the share alone is not the reason.",
             "CoPE and RoPE have no limit of that kind: all heads of CoPE have 13 to 69 % of their "
             "attention beyond 256, all of RoPE's 75 % or more. We suppose that this is why "
             "their perplexity grows.",

@@ -156,7 +156,7 @@ ENTRIES = {
             "(cope_table2_copy). The others' losses were still falling (hatched) or had nearly "
             "stood still (not hatched), most at 0 %: they had not learned to copy. The hatching "
             "goes by a fall of .03 nats, and misses runs whose loss is small already: RoPE in copy "
-            "and ALiBi in flip-flop, which fell by .027 and .020, were still learning, too.",
+            "and ALiBi in flip-flop were still falling, too, by .027 and .020.",
             "A column's colours go from its worst to its best, or from a difference that matters: "
             "10 points, 10 % of a perplexity, .05.",
             "Learning rates are as they come with the tasks, one for all rows; that of text was "

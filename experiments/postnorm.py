@@ -203,7 +203,8 @@ SEARCHES = {
                 "length). Beyond it all are alike, .76 to .77: peri_init and pre_final are better "
                 "than pre in 20 and 19 of 25, by .01; peri, which the paper has ahead, in 14. BEMA "
                 "is better than the last weights in 6 to 15 of 25.",
-                "`+changes` are this entry's 25 trials and what fig3 says, no other code.",
+                "Not committed then (`+changes`) were the number of trials and texts of this page, "
+                "no code that trains or measures.",
             ]),
         paper=dict(trials=100, steps=100000, panels=tomita_panels(64, 100, 460),
                    note="the model, steps, trials, batch, the training length and how likely a "
