@@ -7151,6 +7151,11 @@ def test_tables_of_eval_by_hand():
         ["a", "2", "4.500 ± 1.414", "5.500 ± 1.414", f"{(4.5 / 3.5 + 6.5 / 5.5) / 2:.3f}"],
         ["a, strided", "2", "4.250 ± 1.414", "3.750 ± 1.414",
          f"{(2.75 / 3.25 + 4.75 / 5.25) / 2:.3f}"]]
+    for x2, said in ((4.3605, " (unfinished: 3% lower with x2)"), (4.3695, ""), (5, ""),
+                     (3.6, " (unfinished: 20% lower with x2)")):  # the two runs' mean is 4.5
+        longer = [dict(runs_[0], label="a x2", perplexity={"8": x2, "16": 1})]
+        names = [row[0] for row in cells_of(tables.text_table(result | dict(runs=runs_ + longer)))]
+        assert names == ["model", f"a{said}", f"a, strided{said}", "a x2", "a x2, strided"]
     assert cells_of(tables.papers_table(result)) == [
         ["row", "8", "16", "16, strided", "P", "Q"],
         ["a", "4.500 ± 1.414", "5.500 ± 1.414", "3.750 ± 1.414", "7.12", "-"]]

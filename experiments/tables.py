@@ -138,6 +138,14 @@ def losses_table(result):
     return markdown(["model", "seeds", *heads, "validation"], rows)
 
 
+def unfinished(found, longer, T):
+    """What is said of a row whose perplexity falls by more than 3 % with twice the steps."""
+    once, twice = ([r["perplexity"][T] for r in runs_] for runs_ in (found, longer))
+    if not twice or statistics.mean(twice) > 0.97 * statistics.mean(once):
+        return ""
+    return f" (unfinished: {1 - statistics.mean(twice) / statistics.mean(once):.0%} lower with x2)"
+
+
 def text_table(result):
     """
     Perplexity by window length, the paper's beside it where its model was read at the same length
@@ -151,8 +159,9 @@ def text_table(result):
     rows, heads = [], []
     for n in lengths:
         heads += [f"{n:,}", "paper"] if n in at else [f"{n:,}"]
-    labelled = [dict(label=r["model"]) | r for r in result["runs"]]
-    for model, found in grouped(labelled, "label").items():
+    rows_of = grouped([dict(label=r["model"]) | r for r in result["runs"]], "label")
+    for model, found in rows_of.items():
+        mark = unfinished(found, rows_of.get(f"{model} x2", []), first)
         for kind, label in (("perplexity", model), ("strided", f"{model}, strided")):
             known = [r[kind] for r in found if kind in r]
             if not known:
@@ -168,7 +177,7 @@ def text_table(result):
                 cells.append(f"{statistics.mean(far):.3f}" if far else "-")
             if ratio:
                 cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
-            rows.append([label, len(known), *cells])
+            rows.append([label + mark, len(known), *cells])
     if len(lengths) > 1:
         heads.append(f"{lengths[-1]:,} / {T:,}")
     if ratio:
