@@ -3,7 +3,7 @@ TRA, Threshold Relative Attention: first drop the keys that do not matter to thi
 the distance over those that are left (Opper, Fernandez, Smolensky and Gao, 2025; Eq. 3-12).
 
     s_ij = q_i . k_j / sqrt(d)
-    M_ij = 1 if s_ij > 0 else 0            who passes the threshold                (Eq. 3, 4)
+    M_ij = 1 if s_ij > 0 else 0            who passes the paper's ReLU             (Eq. 3, 4)
     C_ij = M_ij + ... + M_ii               survivors from j to i, the nearest is 1 (Eq. 6)
     delta_i = sigmoid(x_i W_f + b_f)       what one step leaves, per head         (Eq. 8)
     logit_ij = s_ij + C_ij log delta_i     where M = 1, others are removed         (Eq. 9-12)
@@ -16,7 +16,6 @@ What differs from the paper, and why:
   has both (what they do: `python reproduce.py tra_norm`)
 - every head has its own delta; Eq. 8 has one
 - backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E
-- M and C have no gradient: a step function has none
 """
 import math
 from dataclasses import dataclass
