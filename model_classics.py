@@ -7,7 +7,7 @@ An encoding has up to three hooks: embed() adds to the token embedding, rotate()
 bias() adds to the logits. For all of them every token is one step. ALiBi's bias is so simple that
 there are kernels for it: alibi_attention.
 What differs from the papers, and why:
-- one backbone for all, so that only the encoding differs (sinusoidal: and token embeddings are times sqrt(C))
+- one backbone: only the encoding differs, and sinusoidal's token embeddings, times sqrt(C)
 - t5: an entry for every distance and the 1/sqrt(d); the paper has logarithmic buckets, no sqrt(d)
 - relative is q_i . e[i-j] without 1/sqrt(d), as CoPE has it, so that the two can be compared
 - randomized labels (Ruoss et al., 2023) are drawn once per forward, for the whole batch
