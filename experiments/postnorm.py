@@ -76,7 +76,8 @@ SEARCHES = {
                 "2C / l at length l.",
                 "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
                 "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
-                "dilute as without a norm; under a pre-norm with a final norm the precision falls "
+                "dilute like 1 / l, too, at half as much more; under a pre-norm with a final norm "
+                "the precision falls "
                 "more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "On the left precision is drawn as a share of that at length 2, linear within .02 "
                 "of 0. The trained models (thin lines) dilute without a norm: every line ends "
@@ -194,8 +195,8 @@ SEARCHES = {
                 "pre in 18 of 25 paired trials (p .04, one of ten tests here); the paper has all "
                 "schemes alike on it. But so is an ordinary final norm (pre_final, 18), and "
                 "neither peri scheme is shown to be better than that (15 and 13). A norm on the "
-                "attention's output alone is worse than pre here (better in 7), where on Dyck "
-                "languages it was not.",
+                "attention's output alone is worse than pre here (better in 7, p .04, too), where "
+                "on Dyck languages it was not.",
                 "What differs is above all who has learned the language in 1,000 of the paper's "
                 "100,000 steps: within the training length the AUC is above .9 in 16 trials of 25 "
                 "(peri), 13 (peri_init), 8 (pre_final), 2 (pre, post) and 1 (output).",

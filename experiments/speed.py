@@ -67,7 +67,7 @@ SECTIONS = {
             "`kernel` is kernels/cpu.py: beyond 1,024 keys it leaves out those that have decayed, "
             "so at 16,384 CABLE takes less time than plain attention, forward and backward. Its "
             "output is that of the whole sum to 1e-6.",
-            "What has decayed to e^-90 is a denormal number, on which a CPU is slow (findings.md); "
+            "What has decayed to e^-90 is a denormal number, on which some CPUs are slow; "
             "train.py and the other commands have it flushed to 0.",
             "One token of cached decoding gains nothing: the bound needs the size of every key, "
             "which costs what the attention costs.",

@@ -17,8 +17,8 @@ the standard deviation over the seeds. A row of one seed has no spread, or in br
 interval of its test sequences: how well that one model was measured, not how another seed would \
 do. One seed claims no order between methods.
 
-Almost everything is of one small size (0.8M parameters on bytes of Python source, 0.1 to 0.4M on \
-the synthetic tasks, 1.8M of encoders), because that is what two CPU cores train in minutes. It \
+Almost everything is small (some 0.8M parameters on bytes of Python source, 1,000 to 0.5M on the \
+synthetic tasks, 1.8M of encoders), because that is what two CPU cores train in minutes. It \
 shows how the methods behave beyond their training length, not which is best at scale. The \
 backbone is the same for all models (RMSNorm, GELU, no linear biases, tied embeddings); where a \
 paper's differs, the docstring of its model file says so. `stdlib` is the source of Python's own \
