@@ -360,9 +360,10 @@ def tasks_to_score(args, loaded):
              for T in dict.fromkeys([trained, *lengths])}
     for run in loaded:
         runs.check_source(run.path, run.checkpoint, found[trained])
-        other = run.checkpoint["kept"].get("vocabulary", torch.empty(0))
-        if not torch.equal(other, kept.get("vocabulary", other)):
-            runs.fail(f"{run.path} has other tokens than {first.path}: score them one by one")
+        theirs = run.checkpoint["kept"]
+        if theirs.keys() != kept.keys() or any(not torch.equal(theirs[k], kept[k]) for k in kept):
+            runs.fail(f"{run.path} has another {' and '.join(theirs | kept)} than {first.path}: "
+                      "score them one by one")
     widths = set()
     for task in found.values():
         x, _ = task.batch(task.splits[1], 1, np.random.default_rng(0))
@@ -469,13 +470,13 @@ def evaluate_pairs(args, loaded, device, context, words):
     rows = []
     for run, task in zip(loaded, tasks):
         start = time.time()
-        places, first = search(run, task, documents, queries, of, bm25, device, context)
+        places, by_first = search(run, task, documents, queries, of, bm25, device, context)
         row = describe(run) | dict(search={}, eval_seconds=round(time.time() - start, 2))
         for reading, found in places.items():
             row["search"][reading] = {L: summary(found[L], of, args.seed) for L in found}
         row["by_answer_at"] = None  # nobody knows
         if task.pairs[f"{split}.at"].any():
-            row["by_answer_at"] = by_evidence(places, first, at, run.config["block_size"])
+            row["by_answer_at"] = by_evidence(places, by_first, at, run.config["block_size"])
         row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
         rows.append(row)
         show_search(row, lengths)
@@ -561,10 +562,10 @@ def by_evidence(places, first, at, T):
 def ranks(scores, answer):
     """
     scores (Q, N) of N documents for Q queries, answer (Q,) -> (Q,), at which place from 1 the right
-    document comes. Of documents with the same score the right one comes last.
+    document comes. Of documents with the same score the right one comes last, as does a NaN.
     """
     own = scores[np.arange(len(answer)), answer]
-    return (scores >= own[:, None]).sum(1)
+    return (~(scores < own[:, None])).sum(1)
 
 
 def ndcg(places, k=10):
@@ -575,10 +576,12 @@ def ndcg(places, k=10):
 def bootstrap(values, groups, seed=0, times=1000):
     """
     The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
-    drawn anew: the queries of one document are not independent.
+    drawn anew: the queries of one document are not independent. Of a single group NaN.
     """
     _, group = np.unique(groups, return_inverse=True)
     total, size = np.bincount(group, values), np.bincount(group)
+    if len(size) < 2:
+        return math.nan, math.nan
     drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
     low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
     return float(low), float(high)
@@ -666,7 +669,7 @@ def parse(argv):
     sizes += [n for n in (args.sequences, args.queries) if n is not None]
     if min(sizes, default=1) < 1 or min(args.tokens or 0, args.seed) < 0 or args.seed >= 1 << 63:
         runs.fail("--lengths, --sequences and --queries must be at least 1, --tokens and --seed 0 "
-                  "or more")
+                  "or more, --seed less than 2^63")
     return args
 
 
@@ -696,14 +699,14 @@ def main(argv=None):
                 runs.fail(f"--{flag} is for {CALLED[other]}; {CALLED[kind]} has --{own}")
     if getattr(args, own) is None:
         setattr(args, own, usual)
+    folder = loaded[0].path.parent if len(loaded) == 1 else runs.ROOT / "out"
+    out = Path(args.out or folder / ("eval.bema" if args.bema else "eval"))
+    out.parent.mkdir(parents=True, exist_ok=True)  # before hours of scoring, not after
     evaluate = dict(text=evaluate_text, symbols=evaluate_task, pairs=evaluate_pairs)[kind]
     found = evaluate(args, loaded, device, context, words)
     if not found["runs"]:
         runs.fail("no length could be scored")
 
-    folder = loaded[0].path.parent if len(loaded) == 1 else runs.ROOT / "out"
-    out = Path(args.out or folder / ("eval.bema" if args.bema else "eval"))
-    out.parent.mkdir(parents=True, exist_ok=True)
     asked = sys.argv[1:] if argv is None else map(str, argv)
     _, dtype, attention = words.split(", ", maxsplit=2)
     about = dict(

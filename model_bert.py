@@ -44,8 +44,8 @@ class GPTConfig:
     pe: str = "cable"       # cable alibi rope learned sinusoidal nope
 
 
-VARIANTS = {f"bert_{pe}": dict(pe=pe)
-            for pe in ("cable", "alibi", "rope", "learned", "sinusoidal", "nope")}
+ENCODINGS = "cable", "alibi", "rope", "learned", "sinusoidal", "nope"
+VARIANTS = {f"bert_{pe}": dict(pe=pe) for pe in ENCODINGS}
 PAD = 0
 
 # -----------------------------------------------------------------------------
@@ -168,9 +168,8 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         super().__init__()
         if config.n_embd % config.n_head:
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
-        if f"bert_{config.pe}" not in VARIANTS:
-            raise ValueError(f"pe={config.pe!r} is not one of cable, alibi, rope, learned, "
-                             "sinusoidal, nope")
+        if config.pe not in ENCODINGS:
+            raise ValueError(f"pe={config.pe!r} is not one of {', '.join(ENCODINGS)}")
         if config.pe == "rope" and config.n_embd // config.n_head % 2:
             raise ValueError("rope turns pairs of channels: head size "
                              f"{config.n_embd // config.n_head} is odd")

@@ -111,6 +111,8 @@ def finish_output():
 
 if sys.stdout is None:  # closed, by `>&-`: print would fail, and the next file would be number 1
     sys.stdout = open(os.devnull, "w")
+if hasattr(sys.stdout, "reconfigure"):
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a ?
 
 
 # -----------------------------------------------------------------------------
@@ -151,12 +153,10 @@ def models():
         file = path.relative_to(ROOT).as_posix()
         try:
             module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-            known = {f.name for f in dataclasses.fields(module.GPTConfig)}
             variants = getattr(module, "VARIANTS", {path.stem.removeprefix("model_"): {}})
-            unknown = {field for fields in variants.values() for field in fields} - known
-            if unknown:
-                raise ValueError(f"VARIANTS sets {', '.join(unknown)}, which GPTConfig has not")
-        except Exception as e:  # a copy that is being changed may fail in any way
+            for fields in variants.values():
+                module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
+        except (Exception, SystemExit) as e:  # a copy that is being changed may fail in any way
             found.broken[file] = f"{type(e).__name__}: {e}".splitlines()[0]
             print(f"warning: {file} is left out: {found.broken[file]}", file=sys.stderr)
             continue
@@ -442,9 +442,8 @@ def peak_memory(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1)) * 1024 / 1e9
+    found = status.exists() and re.search(r"VmHWM:\s*(\d+)", status.read_text())
+    return int(found[1]) * 1024 / 1e9 if found else None
 
 
 @functools.cache
@@ -700,8 +699,7 @@ def check_types(config, types):
         if name not in config or kind not in (bool, int, float, str):
             continue
         if type(config[name]) is not kind and (type(config[name]), kind) != (int, float):
-            raise ValueError(f"its config has {name}={config[name]!r}, "
-                             f"which is no {kind.__name__}")
+            raise ValueError(f"{name}={config[name]!r} is no {kind.__name__}")
 
 
 def check_weights(checkpoint):

@@ -92,8 +92,11 @@ def read_prompt(args):
 def newest_text_run():
     """The last checkpoint of the newest run under out/ that was trained on text."""
     for path in runs.checkpoints():
-        config = runs.load_checkpoint(path)["config"]
-        if "tokenizer" in config and runs.kind_of(config) == "text":
+        try:  # another kind of run does not matter, even if its model is no more
+            config = torch.load(path, map_location="cpu", weights_only=True)["config"]
+        except Exception:  # not whole, which this says in one line
+            config = runs.load_checkpoint(path)["config"]
+        if "tokenizer" in config and "corpus" not in config:
             return path
     runs.fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
@@ -144,7 +147,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
     try:
         score = runs.embed(model, cut, device, context) @ asked
     except ValueError as e:  # an encoding that ends
-        runs.fail(e)
+        print(f"{runs.complaint(e)}: ranked by their first {T}", file=sys.stderr)
+        score = runs.embed(model, [ids[:T] for ids in cut], device, context) @ asked
     for n in (-score).argsort(kind="stable")[:BEST]:
         name, ids = list(texts)[n], tokens[n]
         windows = [cut[n][start:start + T] for start in range(0, max(1, len(cut[n])), T)]
@@ -171,8 +175,6 @@ def main(argv=None):
         runs.fail("--temperature must be 0, which is greedy, or at least 1e-6")
     if not 0 <= args.seed < 1 << 62:
         runs.fail("--seed must be 0 or more, and less than 2^62")
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a ?
     prompt = read_prompt(args)
     device, context, where = runs.setup(args)
     path = runs.find_checkpoint(args.checkpoint) if args.checkpoint else newest_text_run()

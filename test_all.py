@@ -1889,7 +1889,8 @@ def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
 @pytest.mark.parametrize("broken, reason", [
     ("def literal(:", "SyntaxError: invalid syntax"), ("x = 1", "GPTConfig"),
     ("raise KeyError('step')", "KeyError: 'step'"),
-    ("raise RuntimeError('not yet\\nmore')", "not yet"),
+    ("raise RuntimeError('not yet\\nmore')", "not yet"), ("raise SystemExit(3)", "SystemExit: 3"),
+    ("class GPTConfig: pass", "no attribute 'GPT'"),
     ("import nonesuch", "ModuleNotFoundError: No module named 'nonesuch'")])
 def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, broken, reason):
     (copy / "model_mine.py").write_text(f"{broken}\n")
@@ -1912,10 +1913,17 @@ def test_a_file_without_variants_answers_to_its_own_name(copy):
         runs.models()["mien"]
 
 
+def test_a_copy_of_the_encoder(copy):
+    source = (ROOT / "model_bert.py").read_text()
+    changed = re.sub(r"^VARIANTS = .*$", "VARIANTS = dict(mine=dict())", source, flags=re.M)
+    (copy / "model_mine.py").write_text(changed)
+    assert runs.make_model(dict(model="mine", n_layer=1)).is_encoder
+
+
 def test_variants_of_fields_that_are_not_there(copy, capsys):
     source = (ROOT / "model_fox.py").read_text().replace("fox=dict()", "mine=dict(windw=8)")
     (copy / "model_mine.py").write_text(source)
-    with pytest.raises(SystemExit, match="VARIANTS sets windw, which GPTConfig has not"):
+    with pytest.raises(SystemExit, match="unexpected keyword argument 'windw'"):
         runs.models()["mine"]
     assert runs.models()["fox"][0] is model_fox
 
@@ -2473,6 +2481,35 @@ def test_what_another_reads_is_not_removed_and_what_the_dead_left_is(prepared):
     third = data.text.Task(data=str(docs), block_size=8)
     both = {second.source[:16], third.source[:16], "meta.json"}
     assert {path.name for path in folder.iterdir()} == both
+
+
+def test_tokens_that_were_cut_short_are_made_anew(prepared, capsys):
+    """A power cut may leave a file shorter, and meta.json with it."""
+    docs = documents(prepared / "docs", [f"<{i:02}>" * 50 for i in range(40)])
+    task = data.text.Task(data=docs, block_size=8)
+    folder, _, _ = data.text.look_up(docs, "bytes")
+    source, want = task.source, task.tokens("train").tolist()
+    for left, meta_left in ((100, True), (0, True), (100, False)):
+        del task  # nobody reads them
+        os.truncate(folder / source[:16] / "train.bin", left)
+        if not meta_left:
+            (folder / "meta.json").write_text("")
+        task = data.text.Task(data=docs, block_size=8)
+        assert task.source == source and task.tokens("train").tolist() == want
+    assert capsys.readouterr().err.count("preparing") == 4
+
+
+def test_a_folder_that_grows_while_its_preparation_waits(prepared, monkeypatch):
+    docs, locked = documents(prepared / "docs", ["<a>" * 50] * 40), data.text.locked
+
+    @contextlib.contextmanager
+    def grown(folder):
+        (prepared / "docs" / "new.txt").write_text("<new>" * 1000)
+        with locked(folder):
+            yield
+    monkeypatch.setattr(data.text, "locked", grown)
+    _, meta = data.text.prepare(docs, "bytes")
+    assert sum(meta["tokens"].values()) == 40 * 151 + 5001
 
 
 def test_missing_datasets_library_is_named(monkeypatch):
@@ -3408,6 +3445,7 @@ def test_ranking_by_a_worked_example():
     scores = np.array([[0.1, 0.9, 0.5], [0.3, 0.3, 0.2], [0.0, 0.2, 0.1]])
     places = evaluation.ranks(scores, np.array([2, 0, 0]))
     assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
+    assert evaluation.ranks(np.full((2, 3), np.nan), np.array([0, 1])).tolist() == [3, 3]
     ndcg = evaluation.ndcg
     assert ndcg(places).tolist() == pytest.approx([1 / math.log2(3), 1 / math.log2(3), 0.5])
     assert ndcg(np.array([1, 10, 11])).tolist() == pytest.approx([1, 1 / math.log2(11), 0])
@@ -3420,6 +3458,7 @@ def test_ranking_by_a_worked_example():
     low, high = evaluation.bootstrap(halves, np.arange(400))
     assert 0.44 < low < 0.46 and 0.54 < high < 0.56
     assert evaluation.bootstrap(np.ones(9), np.arange(9) // 3) == (1, 1)
+    assert np.isnan(evaluation.bootstrap(np.array([0, 1]), np.zeros(2))).all()  # one document
     low, high = evaluation.bootstrap(halves, np.arange(400) // 20)  # as 20 queries, not 400
     assert 0.25 < low < 0.35 and 0.65 < high < 0.75
 
@@ -3588,11 +3627,13 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x"), "which has no text to write"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
-            (("sample.py", "r", "--prompt", "x", "--data", "library"), "learned positions end at"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
             (("eval.py", "m", "--queries", 3), "--queries is for a search")):
         assert said in complaint(library, *words), words
+    out, err = command(library, "sample.py", "r", "--prompt", "x", "--data", "library")
+    assert len(out.splitlines()) == 10
+    assert re.search("learned positions end at .*: ranked by their first 32\n", err)
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
     assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
@@ -4542,8 +4583,15 @@ def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     for n, name in enumerate(("learned", "cable", "rope")):  # rope is the newest, and no text
         shutil.copytree(trained / name, home / "out" / name)
         os.utime(home / "out" / name / "ckpt.pt", (n, n))
+    shutil.copytree(trained / "rope", home / "out" / "fork")  # newer, and its model is gone
+    path = home / "out" / "fork" / "ckpt.pt"
+    checkpoint = torch.load(path, weights_only=True)
+    torch.save(checkpoint | dict(config=checkpoint["config"] | dict(model="gone")), path)
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/cable/ckpt.pt" in err
+    path.write_bytes(b"cut off")
+    assert "fork/ckpt.pt is not a whole checkpoint" in complaint(home, "sample.py")
+    shutil.rmtree(home / "out" / "fork")
     shutil.rmtree(home / "out" / "cable")
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/learned/ckpt.pt" in err
@@ -5002,10 +5050,10 @@ FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about 
     "width": (set_config(n_embd=10**9, n_head=1), "n_embd=1000000000 with weights of"),
     "heads": (set_config(n_head=10**15), "n_head=1000000000000000 with"),
     "one more layer": (set_config(n_layer=2), "do not fit --model cable"),
-    "words for numbers": (set_config(n_layer="1"), "n_layer='1', which is no int"),
-    "numbers for words": (set_config(tokenizer=3), "tokenizer=3, which is no str"),
+    "words for numbers": (set_config(n_layer="1"), "n_layer='1' is no int"),
+    "numbers for words": (set_config(tokenizer=3), "tokenizer=3 is no str"),
     "a list": (set_config(dropout=[0.0]), "dropout of type list"),
-    "a truth": (set_config(block_size=True), "block_size=True, which is no int"),
+    "a truth": (set_config(block_size=True), "block_size=True is no int"),
     "nan": (set_config(dropout=math.nan), "dropout=nan"),
     "30 digits": (set_config(block_size=10**30), "block_size=1000"),
     "an odd name": (set_config(**{"a b": 1}), "a setting called 'a b'"),
@@ -5051,8 +5099,8 @@ def test_a_foreign_optimizer_and_settings_of_training(trained, tmp_path):
             (lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(3)), "does not fit"),
             (lambda c: c.update(optimizer=3), "the optimizer's state in"),
             (set_config(bema=True), "the BEMA weights in"),
-            (set_config(learning_rate="fast"), "learning_rate='fast', which is no float"),
-            (set_config(evaluate=1), "evaluate=1, which is no bool")):
+            (set_config(learning_rate="fast"), "learning_rate='fast' is no float"),
+            (set_config(evaluate=1), "evaluate=1 is no bool")):
         checkpoint = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
         change(checkpoint)
         torch.save(checkpoint, tmp_path / "ckpt.pt")
@@ -5872,6 +5920,8 @@ def test_a_task_s_own_loss_is_what_training_minimises(tasks, home):
     (("vocab_size = 2", "vocab_size, defaults = 2, {'nano': dict(n_layers=1)}"),
      "data/bad.py: defaults sets 'n_layers', which is no flag"),
     (("vocab_size = 2", "vocab_size, kind = 2, 'numbers'"), "bad is numbers, not tokens"),
+    (("vocab_size = 2", "vocab_size, defaults = 2, {'nano': dict(beta1=1)}\n    n: int = 4.0"),
+     "error: n=4.0 is no int: change its default"),
     (("vocab_size = 2", "vocab_size = 2 +"), "data/bad.py cannot be used (SyntaxError"),
 ])
 def test_a_bad_task_in_one_line(tasks, home, change, says):
@@ -5909,6 +5959,15 @@ def test_a_task_whose_checkpoints_could_not_be_loaded_does_not_train(tasks, home
     said = complaint(home, "train.py", "--data", "lister", "--max_iters", 1, *TINY_FLAGS)
     assert "what --data lister keeps has to be a dict of int64 tensors" in said
     assert not (home / "out").exists()
+
+
+def test_runs_of_a_task_that_keep_something_else_are_not_compared(tasks, home):
+    begin = "    def begin(self, model):\n        self.kept = dict(code=torch.randperm(99))\n"
+    write_task(tasks, "coded", f"import torch\n{PARITY}\n{begin}")
+    for seed in (1, 2):
+        command(home, "train.py", "--data", "coded", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
+                "--seed", seed, "--out_dir", seed)
+    assert "2/ckpt.pt has another code than 1/ckpt.pt" in complaint(home, "eval.py", "1", "2")
 
 
 def test_a_task_may_have_a_field_of_any_name(tasks, home):
@@ -5949,6 +6008,7 @@ def test_a_run_whose_task_is_gone(tasks, home):
     (("return dict(last=(right[:, -1], y[:, -1] >= 0)", "return dict(last=(right[:, -1], 1)"),
      "score returns 'last' of shapes [(4,), ()]; count and out_of must be (4,)"),
     (("return dict(last", "return [1] and dict(last=3) or dict(last"), "must return a pair"),
+    (("dict(last=(right", "dict(last=(2 + right"), "a count that is not from 0 to its out_of"),
 ])
 def test_a_task_that_breaks_the_contract_is_named_at_its_first_batch(tasks, home, change, says):
     assert change[0] in PARITY

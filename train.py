@@ -46,7 +46,7 @@ except ImportError:  # Windows
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model_*.py
     init_from: str = ""           # begin with the weights of this run, of the same model
-    size: str = "nano"            # preset of model and training: nano; text: tiny small medium, too
+    size: str = "nano"            # preset; text: nano tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
     max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is
@@ -140,7 +140,7 @@ def fresh(argv):
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
-    parser, settings = runs.make_parser(description=__doc__), {}
+    parser, settings, kinds = runs.make_parser(description=__doc__), {}, {}
     parser.add_argument("--resume", metavar="DIR", default=argparse.SUPPRESS,
                         help="continue the run in this folder")
     parser.usage = "python train.py [--flag VALUE ...]"
@@ -148,6 +148,7 @@ def fresh(argv):
     for title, cls in groups.items():
         group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
         types, comments = get_type_hints(cls), {}
+        kinds |= types
         for base in reversed(cls.__mro__[:-1]):  # object has none
             comments |= dict(COMMENT.findall(Path(inspect.getfile(base)).read_text()))
         for field in fields(cls):
@@ -172,6 +173,9 @@ def fresh(argv):
     preset = task.defaults[size] | variant | dict(size=size)
     parser.set_defaults(**settings | {k: v for k, v in preset.items() if k in settings})
     c = parser.parse_args(argv)
+    for name, value in vars(c).items():  # a flag's type is known, that of a default is not
+        if type(value) is not kinds[name] and (type(value), kinds[name]) != (int, float):
+            runs.fail(f"{name}={value!r} is no {kinds[name].__name__}: change its default")
     c.lr_decay_iters = c.lr_decay_iters or c.max_iters
     return c, None, None
 
@@ -535,8 +539,9 @@ def finish(c, task, out, state, rank, stop):
         sys.exit(130)
     if rank:
         return
+    best = ", best.pt the best" if (out / "best.pt").exists() else ""
     print(f"trained {state['iter']} iters in {state['seconds']:.0f} s, best val loss "
-          f"{state['best_val_loss']:.4f}; {out}/ckpt.pt is the last, best.pt the best")
+          f"{state['best_val_loss']:.4f}; {out}/ckpt.pt is the last{best}")
     if stop:  # an interrupt during the last evaluation
         sys.exit(130)
     if c.evaluate:

@@ -142,7 +142,7 @@ def load(name):
     try:
         module = importlib.import_module(f"data.{name}")
         cls = complete(module.Task) if hasattr(module, "Task") else None
-    except Exception as e:  # a user's file may fail in any way
+    except (Exception, SystemExit) as e:  # a user's file may fail in any way
         reason = f"{type(e).__name__}: {e}".splitlines()[0]
         raise ValueError(f"{file} cannot be used ({reason})") from e
     if not cls:
@@ -228,6 +228,8 @@ def check_score(task, found, x):
         shapes = [tuple(getattr(a, "shape", ())) for a in pair]
         if shapes != [(len(x),)] * 2:
             return f"returns {name!r} of shapes {shapes}; count and out_of must be ({len(x)},)"
+        if (pair[0] < 0).any() or (pair[0] > pair[1]).any():
+            return f"returns {name!r} with a count that is not from 0 to its out_of"
 
 
 def make(config, kept=()):

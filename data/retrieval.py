@@ -8,7 +8,8 @@ Real pairs from what every machine has: the query is the first paragraph of the 
 function or class; all such docstrings on lines of their own are removed. To train on, the document
 is a window of block_size tokens with the definition in it; to test, a whole file of other packages,
 of which an encoder may read as much as it can, the definition anywhere in it. Text that is not
-Python gives up some of its sentences as queries. A query that occurs twice is left out.
+Python gives up some of its sentences as queries. A query that occurs twice, or still stands in its
+document, is left out.
 msmarco has its own queries and passages, and is tested on MLDR's long documents.
 
 The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find

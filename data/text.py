@@ -259,9 +259,11 @@ def look_up(data, tokenizer, max_tokens=0):
     folder = PREPARED / f"{name}-{tokenizer}{limit}"
     try:
         meta = json.loads((folder / "meta.json").read_text())
-    except (FileNotFoundError, ValueError):  # not made yet, or left empty by a power cut
-        meta = {}
-    ready = meta.get("source") == source and (folder / meta["sha256"][:16]).exists()
+        ready = meta["source"] == source
+        for split, n in meta["tokens"].items():  # a power cut may leave a file shorter
+            ready &= (folder / meta["sha256"][:16] / f"{split}.bin").stat().st_size == 2 * n
+    except (FileNotFoundError, ValueError, KeyError):  # not made yet, or a power cut emptied it
+        ready = False
     return folder, source, meta if ready else {}
 
 
@@ -282,13 +284,13 @@ def prepare(data, tokenizer, max_tokens=0):
     folder, source, meta = look_up(data, tokenizer, max_tokens)
     if meta:
         return folder, meta
-    documents = open_corpus(data)
     encoding = get_encoding(tokenizer)
     try:
         with locked(folder):
             folder, source, meta = look_up(data, tokenizer, max_tokens)
             if meta:  # by the process that was waited for
                 return folder, meta
+            documents = open_corpus(data)
             print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
             # a stream (fineweb_edu) takes hours: it keeps its working folder and continues there
             stream = isinstance(documents, HubStream)
@@ -347,7 +349,8 @@ def switch(folder, work, meta):
     """
     folder.mkdir(exist_ok=True)
     streams = folder / meta["sha256"][:16]
-    if not streams.exists():
+    if not being_read(streams):
+        shutil.rmtree(streams, ignore_errors=True)  # the same, but it may have been cut short
         os.rename(work, streams)
     tmp = folder / "meta.json.tmp"
     tmp.write_text(json.dumps(meta, indent=1))
@@ -577,8 +580,8 @@ def name_hash(name):
 
 def choose_splits(files, size):
     """
-    {file: split}: test, and then val, take files until they have their share, none of them too
-    large for it; at least one each.
+    {file: split}: test, and then val, take files until they have their share; a file that would
+    make it more than three times that stays in train. At least one each.
     """
     share = HELD_OUT * sum(size.values())
     split = dict.fromkeys(files, "train")
@@ -689,8 +692,8 @@ def main(argv=None):
                         help="(default: bytes)")
     parser.add_argument("--max_tokens", type=int, default=0,
                         help="prepare only so many; 0 is all (default: 0)")
+    args = parser.parse_args(argv)
     try:
-        args = runs.parse(parser, argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
         print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:

@@ -56,7 +56,7 @@ def files():
     for name in sorted(names, key=lambda name: ((*ORDER, name).index(name), name)):
         try:
             found.append(importlib.import_module(f"experiments.{name}"))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             print(f"warning: experiments/{name}.py does not import: {e}", file=sys.stderr)
     return found
 

@@ -37,8 +37,8 @@ def perplexity(run, times):
 
 def reading(run, times):
     """
-    Strided perplexity at so many times the training length, at that length = 1: less than 1 is what
-    farther context is worth, more what it costs.
+    Strided perplexity in windows of so many times the training length, divided by that in windows
+    of the training length: less than 1 is what farther context is worth, more what it costs.
     """
     near, far = (run["strided"].get(str(n * run["block_size"])) for n in (1, times))
     return far / near if near and far else None
