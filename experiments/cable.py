@@ -215,8 +215,8 @@ ENTRIES = {
             "An encoder without positions (nope, which the paper does not have) does as CABLE and "
             "ALiBi do at every length: 24.3 at 16x; over the same queries .7 ± 2.4 more than "
             "CABLE, .6 ± 2.4 less than ALiBi. It hardly learned to name masked tokens, and its "
-            "validation loss here is the highest (cable_fig5, cable_fig6). So finding documents "
-            "at 16x is no sign that positions extrapolate: these queries do not need them.",
+            "validation loss here is the highest (cable_fig5, cable_fig6). So finding documents at "
+            "16x is no sign that positions extrapolate: these queries do not need them.",
             "With the plain mean of its tokens as a text's vector RoPE did not fall "
             "(cable_table2_mean): why it does with learned weights is not known.",
             "Answers that begin beyond 512 tokens are found by CABLE reading 2,048 tokens (29.2 "

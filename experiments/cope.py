@@ -222,10 +222,10 @@ ENTRIES = {
                      "On sparse strings CoPE has .8 % of the reads wrong or less in six of eight "
                      "sizes, and 8 and 17 % with two layers and two heads (in the paper the fourth "
                      "and the second worst of eight; its worst, 128/4/4, has .8 here). RoPE has 13 "
-                     "to 41 %, learned positions 18 to 37, with "
-                     "twice the steps. CoPE is better than either in each of the eight sizes (sign "
-                     "test: p .008), but four runs of learned positions and one of RoPE had not "
-                     "learned the task in distribution. One seed a size, one learning rate.",
+                     "to 41 %, learned positions 18 to 37, with twice the steps. CoPE is better "
+                     "than either in each of the eight sizes (sign test: p .008), but four runs of "
+                     "learned positions and one of RoPE had not learned the task in distribution. "
+                     "One seed a size, one learning rate.",
                      "In distribution CoPE and RoPE make next to no errors, but for the smallest "
                      "RoPE (15 %, in the paper 14). Learned positions had not learned the task in "
                      "2,000 steps with 64 channels (13 to 21 %; two other seeds of 256/4/4 had: "

@@ -77,8 +77,7 @@ SEARCHES = {
                 "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
                 "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
                 "dilute like 1 / l, too, at half as much more; under a pre-norm with a final norm "
-                "the precision falls "
-                "more slowly, like 1 / sqrt(l) where l is small beside n.",
+                "the precision falls more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "On the left precision is drawn as a share of that at length 2, linear within .02 "
                 "of 0. The trained models (thin lines) dilute without a norm: every line ends "
                 "below 2 / l of its start. With a norm 4 of 24 keep a third or more of "

@@ -123,12 +123,12 @@ ENTRIES = {
                 "TRA with QK-norm, ten seeds: pre-norm has every string right at 16 times the "
                 "training length in all ten, post-norm, as its authors have it, in nine; the tenth "
                 "had not learned the task in 1,000 steps (63 % iid at the training length). "
-                "Uncompiled, seed 1338 fails, too (tra_table1): eight of ten. With a "
-                "learning rate of 2e-4 instead of 5e-4 post-norm has every string right there in "
-                "seven, 99.8 % or more in one, 67 to 96 in one, and one had not learned the task "
-                "(58 % iid at the training length). Ten against seven of ten: p .21 (Fisher's "
-                "exact test); two of the ten were compiled, like for like it is eight of eight. So "
-                "TRA does not need post-norm here, and no norm is shown to be safer.",
+                "Uncompiled, seed 1338 fails, too (tra_table1): eight of ten. With a learning rate "
+                "of 2e-4 instead of 5e-4 post-norm has every string right there in seven, 99.8 % "
+                "or more in one, 67 to 96 in one, and one had not learned the task (58 % iid at "
+                "the training length). Ten against seven of ten: p .21 (Fisher's exact test); two "
+                "of the ten were compiled, like for like it is eight of eight. So TRA does not "
+                "need post-norm here, and no norm is shown to be safer.",
                 "Without QK-norm, three seeds: pre-norm TRA has 97 % or more of all strings right "
                 "at 16 times the training length, post-norm in two of three; the third had not "
                 "learned the task (35 % iid at the training length).",
