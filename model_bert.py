@@ -225,7 +225,7 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         if self.config.pe == "sinusoidal":
             freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
             angle = pos[:, None] * freq                                         # (T, C/2)
-            x = x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
+            x = x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C].to(x.dtype)
         real = idx != PAD
         keys = None  # a batch without padding needs no mask
         if not real.all():

@@ -84,9 +84,9 @@ class Sinusoidal(Encoding):
     """Fixed sines and cosines added to the embedding times sqrt(C) (Vaswani et al., 2017)."""
     def embed(self, x, pos, cache):
         C = x.size(-1)
-        freq = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)     # (C/2,)
-        angle = pos[:, None] * freq                                         # (T, C/2)
-        return x * math.sqrt(C) + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C]
+        angle = pos[:, None] * 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)  # (T, C/2)
+        waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C].to(x.dtype)
+        return x * math.sqrt(C) + waves
 
 
 class RoPE(Encoding):

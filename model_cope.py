@@ -13,7 +13,8 @@ serves all heads. z is not divided by sqrt(d), as in Listing 1.
 What differs from the paper, and why:
 - Eq. 5 and 8 print the two weights the wrong way round (a jump at every whole number); Listing 1
   has them as here
-- Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it
+- Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it. The text below Eq. 3 has j < i;
+  Eq. 4 and Listing 1 count the query's own step, too, as here
 - the table serves all layers, too, as in Table 8's first row; section 4 has one a layer, as with
   share=False
 - backbone: ours, where the paper has GPT-2's (text), Llama's (code) and its release's (counting)

@@ -12,6 +12,7 @@ What differs from the paper, and why:
 - both exponents of lambda stop at 20: beyond, it would be infinity minus infinity
 - as many heads as the other models, each with two maps of half its size, where the paper halves
   the number of heads: parameters and FLOPs are equal, and n_head means the same in every table
+- backbone: that of the other files, GELU where the paper has SwiGLU
 """
 import math
 from dataclasses import dataclass

@@ -9,7 +9,6 @@ FoX, the Forgetting Transformer: every token says how much of the past it lets t
 It is CABLE without the query's weight and with softplus steps: -log f_t = softplus(-x_t W_f - b_f).
 What differs from the paper, and why:
 - only the attention of its "FoX (LLaMA)": no output gate, no short convolution, our backbone
-- b_f starts at 0
 """
 import math
 from dataclasses import dataclass

@@ -19,7 +19,9 @@ What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
 - norms have eps = 1e-8: under output the first layer's attention output, which its norm sees alone,
-  starts at a mean square of 1e-7 or less
+  starts at a mean square of 1e-9 to 1e-8, so at first it comes out smaller than 1 all the same
+- weights start from a normal distribution that is not cut off at 2 std, c_proj's smaller; U is the
+  embedding, and both decay
 - RoPE, as in the paper's Dyck models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/minimal.py
 """

@@ -73,7 +73,10 @@ class Task:
         raise ValueError(f"{file}: class Task has no vocab_size")
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored."""
+        """
+        -> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored; the
+        loss of a batch in which nothing is scored would be NaN.
+        """
         raise NotImplementedError
 
     def adopt(self, kept):
@@ -228,7 +231,7 @@ def check_score(task, found, x):
         shapes = [tuple(getattr(a, "shape", ())) for a in pair]
         if shapes != [(len(x),)] * 2:
             return f"returns {name!r} of shapes {shapes}; count and out_of must be ({len(x)},)"
-        if (pair[0] < 0).any() or (pair[0] > pair[1]).any():
+        if (pair[0] < 0).any() or (pair[0] > 1.001 * pair[1]).any():  # a TVD is rounded
             return f"returns {name!r} with a count that is not from 0 to its out_of"
 
 

@@ -6,9 +6,10 @@ Every way to compute an attention that is faster than the plain function of its 
 attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
 CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
 plain function stays the truth. Before a way runs for the first time, it is compared with the very
-function it was given, outputs and gradients, in float32; where the two differ the plain function
-runs, and one line says so. So an attention that was edited, or a GPU that nobody has seen, gives
-the right result, only slower. (bfloat16 is not compared: it differs by its rounding.)
+function it was given, in float32: outputs at this length, gradients on 37 tokens; where the two
+differ the plain function runs, and one line says so. So an attention that was edited, or a GPU that
+nobody has seen, gives the right result, only slower. (bfloat16 is not compared: it differs by its
+rounding. What torch.func and second derivatives need: enabled = False.)
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """

@@ -43,18 +43,26 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     """
     cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
     (B, H, Tq) or None for 1. Returns (B, H, Tq, d), or None for what it cannot do: half precision
-    (autocast would round q' and k', S with them), the log kernels, the last queries of few keys.
+    (autocast would round q' and k', S with them), q of another type than S, the log kernels, the
+    last queries of few keys.
     """
-    half = q.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu")
     Tq, Tk = q.size(2), k.size(2)
-    if half or log_kernel or Tq < Tk and (Tk <= LONG or Tq < FEW):
-        return None
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
+    full = {q.dtype, S.dtype, g.dtype} in ({torch.float32}, {torch.float64})
+    if not full or torch.is_autocast_enabled("cpu") or log_kernel:
+        return None
+    if Tq < Tk and (Tk <= LONG or Tq < FEW):
+        return None
     if Tk > SHORT:
         return decaying(q, k, v, S, g)[0]
+    # g_i S_j and -g_i S_i, a channel each: the first alone would do in a softmax, but dg would then
+    # be a small difference of large numbers
     s = 1 / math.sqrt(q.size(3))
-    q, k, v = extended(q, k, v, S - S[:, :, :1].detach(), g)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=s)[..., :-1]
+    S, weight = S - S[:, :, :1].detach(), g / s
+    q = torch.cat((q, torch.stack((weight, -weight * S), -1)), -1)
+    k = torch.cat((k, torch.stack((S, torch.ones_like(S)), -1)), -1)
+    v = F.pad(v, (0, 2))  # as many channels
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=s)[..., :-2]
 
 
 def fox_attention(q, k, v, F_):
@@ -74,11 +82,6 @@ def alibi_attention(q, k, v, slopes):
     return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
 
 
-def extended(q, k, v, S, g):
-    """q', k' and v, which needs as many channels."""
-    weight = math.sqrt(q.size(-1)) * g[..., None]
-    return torch.cat((q, weight), -1), torch.cat((k, S[..., None]), -1), F.pad(v, (0, 1))
-
 
 # -----------------------------------------------------------------------------
 # heads in blocks of rows; N is B H, rows are padded to whole blocks
@@ -94,7 +97,8 @@ class Blocks:
         self.near_S, self.near_g = self.blocks(self.S[:, self.own]), self.blocks(self.g)
         self.offset = self.near_g * (self.near_S - self.near_S[..., :1])        # g_i (S_i - S_a)
         self.starts = torch.arange(self.Tk - self.Tq, self.Tk, self.size)       # a of every block
-        self.q, self.k, self.v = extended(q, k, v, self.S, self.g)
+        self.q = torch.cat((q, self.g[..., None] / self.scale), -1)
+        self.k, self.v = torch.cat((k, self.S[..., None]), -1), F.pad(v, (0, 1))
 
     def blocks(self, x):
         pad = [0, 0] * (x.dim() - 2) + [0, -self.Tq % self.size]
@@ -219,13 +223,7 @@ def decaying_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torc
     """-> dq, dk, dv, dS, dg. A row's logits' gradients add up to 0: S_i and S_a get none."""
     x, d = Blocks(q, k, v, S, g), q.size(3)
     y, dy = (F.pad(z.flatten(0, 1), (0, 1)) for z in (y, dy))
-    if x.Tk <= LONG:  # one call; a gradient may come from later tokens
-        middle = x.Tk // 2
-        x.centre(slice(None), slice(None), middle)
-        lse = lse + x.g * (x.S - x.S[:, middle, None])
-        found = flash_backward(*(z[None] for z in (dy, x.q, x.k, x.v, y, lse)), 0.0, True,
-                               scale=x.scale)
-        return x.split(*(z[0] for z in found), q.shape[:2])
+
     dq, dk, dv = (torch.zeros_like(z) for z in (x.q, x.k, x.v))
 
     # near: the bias is in the mask; two more channels, that add 0 to the logits, collect dg and dS
