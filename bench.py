@@ -612,6 +612,8 @@ def main(argv=None):
                   environment=runs.environment(), size=args.size, where=said)
     stem = "gpu" if args.kinds == ["gpu"] else ".".join([*args.kinds, args.device.type])
     out = Path(args.out or runs.ROOT / "results" / f"bench.{stem}.json")
+    if out.is_dir():
+        runs.fail(f"{out} is a folder: name a file")
     out.parent.mkdir(parents=True, exist_ok=True)
     length = args.length
     if args.kinds == ["gpu"]:

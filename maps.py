@@ -245,7 +245,10 @@ def steps(args):
                      interpolation="nearest")
         strip.set(xlim=(-0.7, T - 0.3), yticks=[])
         strip.spines[:].set(visible=True, color="0.7")
-        token_ticks(strip.xaxis, labels, 7)
+        if T <= 160:  # more do not fit
+            token_ticks(strip.xaxis, labels, 7)
+        else:
+            strip.set_xticks([])
         strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
     fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
     steps_legend(fig)

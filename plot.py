@@ -29,6 +29,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.transforms import offset_copy  # noqa: E402
 
 import runs  # noqa: E402
@@ -49,7 +50,7 @@ def read(path, parse):
     try:
         return parse(Path(path))
     except OSError as e:
-        runs.fail(f"could not read {path}: {e.strerror}")
+        runs.fail(f"could not read {e.filename or path}: {e.strerror}")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         runs.fail(f"{path} is not a file that eval.py, reproduce.py or bench.py wrote "
                   "for this kind of figure")
@@ -425,12 +426,16 @@ def ndcg(args):
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
+DASH_DOT_DOT = (0, (4, 1, 1, 1, 1, 1))
+
+
 def evidence(ax, where, groups, look):
-    """nDCG@10 by where answers begin, documents read as a whole; dotted: their beginning alone."""
+    """nDCG@10 by where answers begin, documents read as a whole; dashed: their beginning alone."""
     places, lines = range(len(where["queries"])), {}
     ax.set(title=f"read as a whole, {where['length']:,} tokens",
-           xlabel="token at which the answer begins")
-    ax.set_xticks(places, [f"{a:,}" for a in where["edges"][:-1]])
+           xlabel="token at which the answer begins, from ... on\n(queries; no intervals)")
+    ticks = [f"{a:,}\n({n})" for a, n in zip(where["edges"], where["queries"])]
+    ax.set_xticks(places, ticks)
     for label, rows in groups.items():
         known = [r["by_answer_at"]["whole"] for r in rows if "whole" in r["by_answer_at"]]
         if known:
@@ -438,10 +443,10 @@ def evidence(ax, where, groups, look):
         first = [r["by_answer_at"]["first"] for r in rows if "first" in r["by_answer_at"]]
         if first:
             ax.plot(places, 100 * np.array(first, float).mean(0), color=look[label]["color"],
-                    ls=":")
+                    ls=DASH_DOT_DOT)
     draw(ax, lines, look)
     T = next(iter(groups.values()))[0]["block_size"]
-    ax.plot([], [], color="gray", ls=":", label=f"their first {T} tokens alone")
+    ax.plot([], [], color="gray", ls=DASH_DOT_DOT, label=f"their first {T} tokens alone")
     ax.plot(places, 100 * np.array(where["bm25"], float), color="gray", ls="--")
 
 
@@ -522,11 +527,14 @@ def score_grid(found, metric, xlabel):
                 if known:
                     share = value / 100 if more_is_better else 1 - value / 100
                 draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share)
+                if known and max(known) - min(known) > 10:  # a mean that no seed may have
+                    ax.text(x, y + 0.33, f"{min(known):.0f} to {max(known):.0f}", ha="center",
+                            va="center", fontsize=5.5)
         ax.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
         ax.set_yticks(range(len(labels)), labels)
         ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=xlabel,
                xlim=(-0.5, len(xs) - 0.5), ylim=(len(labels) - 0.5, -0.5))
-    fig.supxlabel("blue is good", fontsize=9, color="gray")
+    fig.supxlabel("blue is good; a mean over seeds, small: their range", fontsize=9, color="gray")
     return fig
 
 
@@ -822,7 +830,7 @@ def matrix(args):
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
-WORST_TO_BEST = plt.get_cmap("RdYlBu")
+WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 
 
 def cells(path):
@@ -846,7 +854,7 @@ def draw_cell(ax, x, y, cell, form, share):
     if share is None:
         ax.text(x, y, cell.get("reason", "-"), ha="center", va="center", fontsize=7, color="gray")
         return
-    color = WORST_TO_BEST(0.08 + 0.84 * share)
+    color = WORST_TO_BEST(float(share))  # an int would be an index
     hatch = "////" if cell["unfinished"] else None
     ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fc=color, ec="white", lw=0,
                                hatch=hatch))
@@ -867,12 +875,15 @@ def matrix_legend(fig, ax, row):
     box = ax.inset_axes([0.62, -1.02 * row, 0.3, 0.24 * row])
     bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
                        orientation="horizontal")
-    bar.set_ticks([0, 1], labels=["the column's worst", "its best"])
+    bar.set_ticks([0, 1], labels=["the column's worst\n(or a difference that matters)", "its best"])
     bar.outline.set_visible(False)
     hatched = plt.Rectangle((0, 0), 1, 1, fc="lightgray", ec="white", hatch="////", lw=0)
     ax.legend([hatched], ["not finished: validation perplexity fell by more than 3 %\n"
                           "over the last fifth of its training"], loc="upper left",
               bbox_to_anchor=(0, -0.12 * row), fontsize=9)
+
+
+FEWEST = 30  # questions, for a point
 
 
 def reading(args):
@@ -895,7 +906,7 @@ def reading(args):
     draw(left, survived, look)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:,.0f}")
-    right.set(xlabel="distance to the answer (tokens; a point at d is for d to 2 d - 1)",
+    right.set(xlabel="distance to the answer, d to 2 d - 1 tokens (30 questions or more)",
               ylabel="right answers (%)", ylim=(-2, 102), title="reading: what was said far back")
     if trained:
         training_length(right, trained)
@@ -916,11 +927,13 @@ def far_runs(path):
             _, seeds = survived.setdefault(r["label"], (list(map(int, r["strided"])), []))
             seeds.append(ys / ys[0])
         if r.get("by_distance"):
-            longest = r["by_distance"][max(r["by_distance"], key=int)]
-            found = next(iter(longest.values()))
+            T = max(r["by_distance"], key=int)
+            asked = next(iter(r["by_distance"][T].values()))
+            found = {int(d): 100 * rate for d, (n, rate) in asked.items() if n >= FEWEST}
             trained = r["config"]["block_size"]
-            _, seeds = far.setdefault(r["label"], (list(map(int, found)), []))
-            seeds.append([100 * rate for _, rate in found.values()])
+            label = r["label"] if int(T) > trained else f"{r['label']} (strings of {T})"
+            _, seeds = far.setdefault(label, (list(found), []))
+            seeds.append(list(found.values()))
     return survived, far, trained
 
 

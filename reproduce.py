@@ -298,7 +298,7 @@ def with_kept(args, entry, scale):
 def make(args, entry, scale):
     """Runs what is left of an entry, and writes its JSON, its figures and the page."""
     folder = trainings.folder_for(args.entry, entry, args.scale)
-    kind = tables.kind_of(scale)
+    kind, others = tables.kind_of(scale), rows_besides(args, scale)
     with locked(runs.ROOT / folder) as keep_open:
         jobs = kind.jobs(args, entry, scale, folder)
         seconds = tables.measured(args.entry, entry, args.scale)
@@ -322,6 +322,12 @@ def make(args, entry, scale):
     if args.add:
         return beside(args, result, entry, path, folder)
     (runs.ROOT / "results").mkdir(exist_ok=True)
+    if others:
+        runs.write_json(runs.ROOT / folder / f"{args.entry}.json", result)
+        failed = draw(kind, entry, folder / f"{args.entry}.json")
+        print(f"{tables.table(result)}\n\nwrote {folder}/{args.entry}.json: {path} keeps its "
+              f"{', '.join(others)}, too")
+        sys.exit(failed)
     runs.write_json(runs.ROOT / path, result)
     if "contrast" in scale:
         trainings.write_contrast(result, scale["contrast"])
@@ -329,6 +335,15 @@ def make(args, entry, scale):
     tables.write_page()
     print(f"{tables.table(result)}\n\nwrote {path} and results/README.md")
     sys.exit(failed)
+
+
+def rows_besides(args, scale):
+    """What --rows leaves out of the JSON in results/: a part does not replace the whole."""
+    path = runs.ROOT / "results" / f"{args.entry}.{args.scale}.json"
+    if not args.rows or args.add or "kept" in scale or not path.exists():
+        return []
+    known = [r.get("label", r["model"]) for r in tables.read(path)["runs"]]
+    return [label for label in dict.fromkeys(known) if label not in args.rows]
 
 
 def draw(kind, entry, path):

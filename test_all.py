@@ -4700,8 +4700,13 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
     ax, = figures[0].axes
     found = {tuple(t.get_position()): t.get_text() for t in ax.texts}
     assert found == {(x, y): f"{(x + 1) * y:g}" for x in (0, 1) for y in range(11)}
+    seed = dict(label="m4", history=[[it, dict(iid=dict(answer_error=0.5))] for it in (1, 2)])
+    path.write_text(json.dumps(dict(runs=[*rows, seed])))
+    plot.main(["errors", str(path)])
+    said = [t.get_text() for t in figures.pop(1).axes[0].texts]
+    assert "27" in said and "4 to 50" in said and "8 to 50" in said and len(said) == 24
     best = [p.get_facecolor() for p in ax.patches][0]
-    assert best == plot.WORST_TO_BEST(0.92)  # of an error, 0 is the best
+    assert best == plot.WORST_TO_BEST(1.0)  # of an error, 0 is the best
     rows = [dict(label=f"m{n}", model="x", name="x", seed=seed, block_size=8, config={}, iter=1,
                  checkpoint="c", perplexity={"8": 2.0 + n + seed}, by_position=[[0, 8, 1.0]])
             for n in range(11) for seed in (1, 2)]
@@ -7421,7 +7426,16 @@ def test_a_result_of_an_older_definition_is_not_shown_and_not_timed(home, here):
     here(flips=first)
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 3 and "| tra |" in tables.page()
-    # made again with fewer seeds or rows it is the entry's all the same
+    # a part does not replace the whole
+    path = home / "results" / "flips.cpu.json"
+    whole = path.read_bytes()
+    out, _ = command(home, "reproduce.py", "flips", "--device", "cpu", "--rows", "cope")
+    assert "wrote out/flips.cpu/flips.json: results/flips.cpu.json keeps its tra, too" in out
+    part = json.loads((home / "out" / "flips.cpu" / "flips.json").read_text())
+    assert [r["label"] for r in part["runs"]] == ["cope"] and path.read_bytes() == whole
+    assert is_png(home / "out" / "flips.cpu" / "flips.png")
+    # made with fewer seeds or rows it is the entry's all the same
+    path.unlink()
     command(home, "reproduce.py", "flips", "--device", "cpu", "--rows", "cope")
     with standing_in(home):
         assert len(tables.measured("flips", first, "cpu")) == 1
@@ -7960,14 +7974,16 @@ def test_surviving_beside_reading(monkeypatch, tmp_path):
     runs_ = []
     for label, ys, rates in (("one", (4.0, 3.0), (1.0, 0.5)), ("two", (2.0, 8.0), (0.25, 0.0))):
         runs_.append(dict(label=label, config=config, strided=dict(zip(("16", "32"), ys))))
-        far = {str(d): [9, rate] for d, rate in zip((1, 2), rates)}
+        far = {str(d): [30, rate] for d, rate in zip((1, 2), rates)} | {"4": [29, 0.9]}
         runs_.append(dict(label=label, config=config,
                           by_distance={"16": {"iid": {"1": [9, 0.7]}}, "128": {"iid": far}}))
     runs_.append(dict(label="wild", diverged="loss is nan", config=config))
+    runs_.append(dict(label="ends", config=config, by_distance={"16": {"iid": {"1": [99, 0.5]}}}))
     path = tmp_path / "matrix.json"
     path.write_text(json.dumps(dict(runs=runs_)))
     survived, far, trained = plot.far_runs(path)
     assert trained == 16 and survived["one"][0] == [16, 32] and far["two"] == ([1, 2], [[25, 0]])
+    assert far["ends (strings of 16)"] == ([1], [[50]])
     assert [list(ys) for _, (ys,) in survived.values()] == [[1, 0.75], [1, 4]]
     monkeypatch.setattr(sys, "stdout", written())
     plot.main(["reading", str(path)])
@@ -8003,7 +8019,7 @@ def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     assert want.items() <= said.items()
     boxes = {(p.get_x() + 0.48, p.get_y() + 0.46): p for p in ax.patches if p.get_width() < 1}
     colors = {tuple(map(round, at)): p.get_facecolor() for at, p in boxes.items()}
-    best, worst = plot.WORST_TO_BEST(0.92), plot.WORST_TO_BEST(0.08)
+    best, worst = plot.WORST_TO_BEST(1.0), plot.WORST_TO_BEST(0.0)
     assert colors[0, 2] == best and colors[0, 1] == worst and colors[1, 3] == best
     assert colors[1, 2] == worst
     # by the logarithm 4 is halfway from 8 to 2; so is 95 from 90 to 100, and what stands alone

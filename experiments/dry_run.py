@@ -5,7 +5,7 @@ time. What the flags mean is asked of train.py and eval.py themselves, so that a
 run is found here.
 
     FLOPs    of training alone: 6 N a token for N parameters, and 6 layers x width x T for causal
-             attention, which sees T / 2 keys on average
+             attention, which sees T / 2 keys on average, twice that for an encoder
     memory   weights, gradients and two moments in float32; 34 bytes per token, layer and channel
              (Korthikanti et al., 2022, Eq. 1, without its T x T part) and 10 per token and entry
              of the vocabulary; the T x T part is 5 bytes per head and pair, where no kernel avoids
@@ -52,7 +52,8 @@ def estimate(model, T, sequences, steps, micro_steps=1, models=1, numbers=4, pre
     width = getattr(config, "n_embd", max(sizes))
     vocabulary = getattr(config, "vocab_size", 0)
     tokens = models * sequences * T
-    flops = steps * micro_steps * tokens * (6 * N + 6 * layers * width * T)
+    seen = 12 if runs.is_encoder(model) else 6
+    flops = steps * micro_steps * tokens * (6 * N + seen * layers * width * T)
     memory = 4 * numbers * N * models
     memory += precision * tokens * (34 * layers * width + 10 * vocabulary)
     squares = precision * 5 * layers * heads * tokens * T

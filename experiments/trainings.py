@@ -117,7 +117,6 @@ def train(out, start, device, run):
     """out/ckpt.pt of one row, made now, finished, or there already -> the checkpoint."""
     folder = runs.ROOT / out
     if not (folder / "ckpt.pt").exists():
-
         run(*start, "--out_dir", str(out), "--no-evaluate", *device)
     checkpoint = runs.load_checkpoint(folder / "ckpt.pt")
     check(out, checkpoint["config"], start[2:])
