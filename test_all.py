@@ -6088,7 +6088,7 @@ LAST_FIELD = 'log_kernel: str = ""'
 
 
 @pytest.mark.parametrize("old, new, says", [
-    (LAST_FIELD, f"{LAST_FIELD}\n    reach: int = None", "reach=None: a setting has to be"),
+    (LAST_FIELD, f"{LAST_FIELD}\n    reach: int = None", "reach=None is no int: change its"),
     (LAST_FIELD, f"{LAST_FIELD}\n    window: int | None = None",
      "window of model has to be a bool, int, float or str: a flag"),
     (LAST_FIELD, f"{LAST_FIELD}\n    resume: int = 3", "two groups have a flag --resume: rename"),

@@ -164,20 +164,25 @@ def fresh(argv):
                 group.add_argument(f"--{field.name}", help=about, **kind)
             settings[field.name] = field.default
 
-    # a task's defaults may be for flags that only some models have
-    known = set(settings).union(*(m.GPTConfig.__dataclass_fields__ for m, _ in models.values()))
-    for name in task.defaults[size]:
-        if name not in known and not models.broken:
-            file = Path(inspect.getfile(task)).name
-            runs.fail(f"data/{file}: defaults sets {name!r}, which is no flag")
     preset = task.defaults[size] | variant | dict(size=size)
     parser.set_defaults(**settings | {k: v for k, v in preset.items() if k in settings})
     c = parser.parse_args(argv)
-    for name, value in vars(c).items():  # a flag's type is known, that of a default is not
-        if type(value) is not kinds[name] and (type(value), kinds[name]) != (int, float):
-            runs.fail(f"{name}={value!r} is no {kinds[name].__name__}: change its default")
+    check_defaults(c, kinds, task)
     c.lr_decay_iters = c.lr_decay_iters or c.max_iters
     return c, None, None
+
+
+def check_defaults(c, kinds, task):
+    """A task's defaults may be for flags that only some models have; all are of the flag's type."""
+    models = runs.models()
+    known = set(kinds).union(*(m.GPTConfig.__dataclass_fields__ for m, _ in models.values()))
+    for name in task.defaults[c.size]:
+        if name not in known and not models.broken:
+            file = Path(inspect.getfile(task)).name
+            runs.fail(f"data/{file}: defaults sets {name!r}, which is no flag")
+    for name, value in vars(c).items():  # argparse has checked those of flags
+        if type(value) is not kinds[name] and (type(value), kinds[name]) != (int, float):
+            runs.fail(f"{name}={value!r} is no {kinds[name].__name__}: change its default")
 
 
 def wrong_direction(name, task):

@@ -692,8 +692,8 @@ def main(argv=None):
                         help="(default: bytes)")
     parser.add_argument("--max_tokens", type=int, default=0,
                         help="prepare only so many; 0 is all (default: 0)")
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         folder, meta = prepare(args.data, args.tokenizer, args.max_tokens)
         print(json.dumps(meta, indent=1), flush=True)
     except (ValueError, OSError) as e:
