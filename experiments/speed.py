@@ -66,8 +66,8 @@ SECTIONS = {
         reads=[
             "`kernel` is kernels/cpu.py: beyond 1,024 keys it leaves out those that have decayed, "
             "so at 16,384 CABLE takes less time than plain attention, forward and backward. Its "
-            "output is that of the whole sum to 1e-6. Up to 1,024 keys the kernel has changed since "
-            "(f5b20a2: more exact gradients); not measured again.",
+            "output is that of the whole sum to 1e-6. Up to 1,024 keys the kernel has changed "
+            "since (f5b20a2: more exact gradients); not measured again.",
             "What has decayed to e^-90 is a denormal number, on which some CPUs are slow; "
             "train.py and the other commands have it flushed to 0.",
             "One token of cached decoding gains nothing: the bound needs the size of every key, "
@@ -86,8 +86,8 @@ SECTIONS = {
             "CoPE's literal is its paper's listing, which flips whole T x T matrices to sum the "
             "gates; what ran took 64 query rows at a time, nearest key first, and stopped where "
             "all counts are full, as the kernel does (the plain function is simpler since: "
-            "bench.attention). CABLE's and FoX's kernel has changed since (f5b20a2). One training was "
-            "running on the machine's other core."]),
+            "bench.attention). CABLE's and FoX's kernel has changed since (f5b20a2). One "
+            "training was running on the machine's other core."]),
     "bench.kernels": dict(
         about="The Triton kernels by type, head size d and GPU (sm_80: A100, sm_90: H100)",
         json=["bench.kernels.json"],
