@@ -89,9 +89,9 @@ ENTRIES = {
             eval="--lengths 256 512 1024 2048 4096 --strided", rows=every(PICKED),
             reads=[
                 "Perplexity per byte of Python source, 12 million bytes a run, on the same test "
-                "tokens at every window length. CoPE has P = 16; tra is post-norm with QK-norm as "
-                "its authors have it, tra pre pre-norm with QK-norm. All others have no QK-norm "
-                "and are pre-norm, but for peri, which has RoPE.",
+                "tokens at every window length. CoPE has P = 16, with ALiBi no table; tra is "
+                "post-norm with QK-norm as its authors have it, tra pre pre-norm with QK-norm. All "
+                "others have no QK-norm and are pre-norm, but for peri, which has RoPE.",
                 "The learning rate is its family's, chosen among 2e-3, 4e-3 and 8e-3 by the "
                 "validation perplexity of one method in runs an eighth as long: lm_rates.",
                 "Twenty-one of the 29 rows have run, one seed each: they claim no order. "
@@ -107,15 +107,15 @@ ENTRIES = {
                 "tokens falls by 3.8 % (CoPE with ALiBi), 3.2 (ALiBi), 2.9 (CABLE) and .9 (FoX). "
                 "Part of that may be context within 256: in a strided window of 256 a token has "
                 "only 128 to 255 tokens before it. From 512 on, where every token has all of it, "
-                "it falls by 1.6, 1.3, 1.1 and .3 %. TRA's stays (pre-norm: .7 % higher, .3 % than "
-                "at 256): it survives, and reads no farther. CoPE's is lowest at 512, and at 4,096 "
-                "18 % higher than at 256 (with keys of their own for the gates, cope_sep, lowest "
-                "at 256, and 14 % higher); KERPLE's is lowest at 512, too, and 1 % higher. CABLE's "
-                "without the query's weight and with the log kernel, cable_nw and k_cable, are "
-                "lowest at 1,024, and 1.8 and 1.2 % higher at 4,096. FIRE's is 2.3 times as high "
-                "as at 256, relative embeddings' 6, randomized labels' 8, T5's and that without "
-                "positions 9; RoPE's, Diff's and peri's, which have RoPE inside, are 15 to 24 "
-                "times, sinusoidal positions' 37 times. Learned positions end at 256.",
+                "it falls by 1.6, 1.3, 1.1 and .3 %. TRA's stays (pre-norm's is .7 % above its "
+                "lowest, at 512): it survives, and reads no farther. CoPE's is lowest at 512, and "
+                "at 4,096 18 % higher than at 256 (with keys of their own for the gates, cope_sep, "
+                "lowest at 256, and 14 % higher); KERPLE's is lowest at 512, too, and 1 % higher. "
+                "CABLE's without the query's weight and with the log kernel, cable_nw and k_cable, "
+                "are lowest at 1,024, and 1.8 and 1.2 % higher at 4,096. FIRE's is 2.3 times as "
+                "high as at 256, relative embeddings' 6, randomized labels' 8, T5's and that "
+                "without positions 9; RoPE's, Diff's and peri's, which have RoPE inside, are 15 to "
+                "24 times, sinusoidal positions' 37 times. Learned positions end at 256.",
                 "CABLE's paper has 22.32 at 1,024 and 20.33 at 15,360, 8.9 % less. Here, in "
                 "windows that do not overlap, it is 8.4 % less at 16 times the length. Where every "
                 "token has at least half a window, 2.9 % is left, and from 512 on, where every "
