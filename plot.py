@@ -235,7 +235,8 @@ def length_axis(ax, lengths):
 def lengths(args):
     """
     Perplexity by window length (left); of tokens with half a window before them, after eval.py
-    --strided (middle); loss by position in the longest window (right).
+    --strided (middle); loss by position in the longest window (right). Of many models those with
+    the lowest perplexity in the longest windows come first, each row of panels with its own axes.
     """
     data, groups = read(args.json, text_runs)
     for model in args.models or []:
@@ -254,8 +255,29 @@ def lengths(args):
                              "or more to look back on")
     if len(data["lengths"]) == 1:  # a dot for each would say no more than the numbers
         titles = {}
-    fig, axes = panels(len(titles) + 1, 5.2, 4.4, sharey=False)
-    *by_length, right = axes[0]
+    parts = [list(groups)]
+    if len(groups) > MOST_LINES:
+        rows = math.ceil(len(groups) / MOST_LINES)
+        order = sorted(groups, key=lambda label: last_perplexity(groups[label], data["lengths"]))
+        parts = [list(part) for part in np.array_split(order, rows)]
+    fig, axes = panels(len(titles) + 1, 5.2, 4.4 * len(parts), len(parts), sharey=False)
+    for row, part in zip(axes, parts):
+        draw_lengths(row, {label: groups[label] for label in part}, look, titles, data)
+        legend(row[None])
+    for ax in axes[1:].flat:
+        ax.set_title("")  # as in the first row
+    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
+
+
+def last_perplexity(lines, lengths):
+    """In the longest windows; of a model that ends before them, infinite."""
+    x, ys = lines["perplexity"]
+    return np.mean(ys, 0)[x.index(max(lengths))] if max(lengths) in x else math.inf
+
+
+def draw_lengths(axes, groups, look, titles, data):
+    """One row of panels: a panel for each kind of perplexity, then the loss by position."""
+    *by_length, right = axes
     for ax, title in zip(by_length, titles.values()):
         length_axis(ax, data["lengths"])
         found = [lines[k] for lines in groups.values() for k in titles if k in lines]
@@ -266,13 +288,11 @@ def lengths(args):
     right.xaxis.set_major_formatter("{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)",
               title=f"inside a window of {max(data['lengths']):,} tokens")
-    for ax, kind in zip(axes[0], (*titles, "loss")):
+    for ax, kind in zip(axes, (*titles, "loss")):
         for length in data["trained"]:
             training_length(ax, length)
         known = {label: lines[kind] for label, lines in groups.items() if kind in lines}
         draw(ax, known, look)
-    legend(axes)
-    runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
 def perplexity_dots(args, data, groups):

@@ -4715,6 +4715,16 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
     ax, = figures[1].axes
     dots = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
     assert dots == [([3.0 + n, 4.0 + n], [n, n]) for n in range(11)]
+    for row in rows:  # of several lengths: rows of panels, those that end before the last one last
+        row["perplexity"]["16"] = 99.0 - row["perplexity"]["8"]
+    for row in rows[-2:]:
+        row["perplexity"].popitem()
+    path.write_text(json.dumps(dict(runs=rows, lengths=[8, 16], tokens=9, data=dict(sha256=""))))
+    plot.main(["lengths", str(path)])
+    said = labels_of(figures[2])
+    assert said[:6] == [f"m{n}" for n in (9, 8, 7, 6, 5, 4)] and said.index("m10") > 6
+    titled = [bool(ax.get_title()) for ax in figures[2].axes]
+    assert titled == [True, True, False, False]
 
 
 def test_scores_of_several_runs_are_those_of_each_alone(trained, home):
