@@ -138,15 +138,17 @@ ENTRIES = {
                 "embeddings is the lowest inside the training length and rises beyond. CABLE_NW "
                 "(without the query's weight g) is inside the spread of CABLE's seeds; in the "
                 "paper's Table 1 g is worth .7 perplexity at 1,024 (WikiText-103) and .2 "
-                "(FineWeb-Edu). K-CABLE stops improving at 1,024 tokens, against the paper's "
-                "Figure 4 for shallow models.",
+                "(FineWeb-Edu).",
+                "K-CABLE stops improving at 1,024 tokens, against the paper's Figure 4 for "
+                "shallow models.",
                 "None of the rows that are in the matrix as well is finished: after as many bytes "
                 "each was still falling there, by 5 to 10 % over the last fifth of the steps. We "
-                "suppose the same of the others, and that nope, learned, sinusoidal, t5 "
-                "and label have learned little order yet. In the paper's Table 1, with hundreds to "
-                "thousands of times as many tokens, learned, sinusoidal and t5 are within 7 % of "
-                "CABLE at the training length. Read their rows for the shape beyond 256, not for "
-                "the level. Learned positions cannot go past their table: a dash.",
+                "suppose the same of the others, and that nope, learned, sinusoidal, t5 and label "
+                "have learned little order yet.",
+                "In the paper's Table 1, with hundreds to thousands of times as many tokens, "
+                "learned, sinusoidal and t5 are within 7 % of CABLE at the training length. Read "
+                "their rows for the shape beyond 256, not for the level. Learned positions cannot "
+                "go past their table: a dash.",
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; the other models take it as it is.",
             ]),
@@ -196,19 +198,20 @@ ENTRIES = {
         about="CABLE, Table 2: finding the file that a docstring is from, nDCG@10 (%) by the "
               "length that files are cut to", published=TABLE2, first="cable_fig5",
         paper=RETRIEVAL_PAPER, cpu=RETRIEVAL | dict(reads=[
-            "The query is a docstring, the document the file that it was taken out of, in packages "
-            "that no model has seen. Every column asks the same queries of the same files, cut to "
-            "so many tokens; all models were trained on 128. An interval is over documents, not "
-            "over seeds. One seed each: no order of close rows is claimed. Only learned is "
-            "finished: in the last quarter of the steps validation losses fell by .19 (rope), .18 "
-            "(cable), .12 (sinusoidal), .06 (alibi), .03 (nope) and .01 (learned).",
-            "At 16 times the training length RoPE's nDCG is .6 of its value at 1x, CABLE's 2.4 and "
-            "ALiBi's 2.6 times it: 4.6 against 23.6 and 24.9, far beyond the intervals, where at "
-            "1x all are alike and RoPE's validation loss is the lowest (cable_fig6). It is "
+            "The query is a docstring, the document the file that it was taken out of, in "
+            "packages that no model has seen. Every column asks the same queries of the same "
+            "files, cut to so many tokens; all models were trained on 128.",
+            "An interval is over documents, not over seeds. One seed each: no order of close rows "
+            "is claimed. Only learned is finished: in the last quarter of the steps validation "
+            "losses fell by .19 (rope), .18 (cable), .12 (sinusoidal), .06 (alibi), .03 (nope) "
+            "and .01 (learned).",
+            "At 16 times the training length RoPE's nDCG is .6 of its value at 1x, CABLE's 2.4 "
+            "and ALiBi's 2.6 times it: 4.6 against 23.6 and 24.9, far beyond the intervals, where "
+            "at 1x all are alike and RoPE's validation loss is the lowest (cable_fig6). It is "
             "what the paper says of RoPE; that CABLE beats ALiBi one seed cannot say, nor does it "
-            "look so. A part of the growth is that the answer comes into the text: it begins in "
-            "the first 128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too "
-            "(1.7 times).",
+            "look so.",
+            "A part of the growth is that the answer comes into the text: it begins in the first "
+            "128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too (1.7 times).",
             "Sinusoidal positions fall from 7.8 at 1x to 2.2 at 16x (in the paper from 13.6 to 0); "
             "learned ones end at 128 tokens. By the best window of 128 both find as RoPE does (23 "
             "and 21 at 16x).",

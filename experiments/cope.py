@@ -104,10 +104,11 @@ ENTRIES = {
                      "wrong, but for one of learned positions, which had not learned the task in "
                      "2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 and "
                      "learned positions 10 and 15 (24 in the run that had not learned it), though "
-                     "they had twice CoPE's steps. For RoPE more steps do not look like the cure: "
-                     "in validation its mean is 17 % at step 700 and 16 at 2,000. Each of CoPE's "
-                     "three seeds is better than each of the six others, by a factor of 30 or "
-                     "more. One learning rate for all.",
+                     "they had twice CoPE's steps.",
+                     "For RoPE more steps do not look like the cure: in validation its mean is 17 "
+                     "% at step 700 and 16 at 2,000.",
+                     "Each of CoPE's three seeds is better than each of the six others, by a "
+                     "factor of 30 or more. One learning rate for all.",
                      "A sparse string has its write far back, among next to nothing but ignored "
                      "bits: no training string of 256 tokens is like that. Dense strings, which "
                      "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE), 1 to 11.",
@@ -133,10 +134,10 @@ ENTRIES = {
                 "too.",
                 "CoPE alone copies among fewer and more blanks than it has seen: two of three "
                 "seeds make at most 3 errors in 2,000 strings. The third was not done: 56 to 57 % "
-                "of the strings are wrong in all three test sets, by 2.5 % of their symbols. RoPE "
-                "and learned positions have no string right there, in any seed; in distribution "
-                "they were still learning. In the paper learned positions, too, have 74 % of the "
-                "dense strings right.",
+                "of the strings are wrong in all three test sets, by 2.5 % of their symbols.",
+                "RoPE and learned positions have no string right there, in any seed; in "
+                "distribution they were still learning. In the paper learned positions, too, have "
+                "74 % of the dense strings right.",
             ]),
         paper=dict(note="batch, optimizer and P are ours, the paper has none, and that an error is "
                         "a wrong sequence is inferred",
@@ -159,12 +160,13 @@ ENTRIES = {
                 "`a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2`: run a small program in your "
                 "head. Programs of up to 32 operations, where the paper has 512; 1,000 steps.",
                 "With one variable all make next to no errors: of 2,000 answers CoPE has 2 or 3 "
-                "wrong, relative embeddings 4 or 5, learned positions 4 to 7 (three seeds; each of "
-                "CoPE's is better than each of the six others, the nearest by one answer). With "
-                "three variables there is nothing to tell apart: all have 3.8 to 4.4 % wrong, at "
-                "answers up to 5 much alike. Only one program in ten sets a second variable (of "
-                "512 operations most do). We suppose that the errors are nearly half of those, and "
-                "that none has learned in 1,000 steps to keep two variables apart.",
+                "wrong, relative embeddings 4 or 5, learned positions 4 to 7 (three seeds; each "
+                "of CoPE's is better than each of the six others, the nearest by one answer).",
+                "With three variables there is nothing to tell apart: all have 3.8 to 4.4 % "
+                "wrong, at answers up to 5 much alike.",
+                "Only one program in ten sets a second variable (of 512 operations most do). We "
+                "suppose that the errors are nearly half of those, and that none has learned in "
+                "1,000 steps to keep two variables apart.",
             ]),
         paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative", "learned"), (1, 3, 5))),
@@ -182,14 +184,15 @@ ENTRIES = {
             reads=[
                 "The runs of cope_table3. Pass 100 has more idle operations than training, pass 10 "
                 "fewer, and so asks for larger answers, which are rare in short training programs.",
-                "Pass 10: CoPE has 9.7 to 13.7 % of the answers wrong, relative embeddings 14.3 to "
-                "18.7: each seed of CoPE is better than each of theirs, the order of the paper, by "
-                "less (p .1; the nearest two are within each other's intervals). Of the 5.1 points "
-                "between the means 4.0 are at answers of 1 to 3; at 4 to 7 the seeds overlap (7 to "
-                "27 % wrong, 12 to 30), and 7.4 % are answers of 8 to 10, which one training "
-                "program in 2,000 has and none of these runs gets right: this does not show that "
-                "CoPE counts further. With more idle operations than in training both make next to "
-                "no error, where the paper has 8.8 % for relative embeddings.",
+                "Pass 10: CoPE has 9.7 to 13.7 % of the answers wrong, relative embeddings 14.3 "
+                "to 18.7: each seed of CoPE is better than each of theirs, the order of the "
+                "paper, by less (p .1; the nearest two are within each other's intervals).",
+                "Of the 5.1 points between the means 4.0 are at answers of 1 to 3; at 4 to 7 the "
+                "seeds overlap (7 to 27 % wrong, 12 to 30), and 7.4 % are answers of 8 to 10, "
+                "which one training program in 2,000 has and none of these runs gets right: this "
+                "does not show that CoPE counts further.",
+                "With more idle operations than in training both make next to no error, where the "
+                "paper has 8.8 % for relative embeddings.",
             ]),
         paper=dict(note=COUNTING, train="--data counting --size paper", eval="--sequences 10000",
                    rows=counting(3, ("cope", "relative"), (1,))),
@@ -220,24 +223,25 @@ ENTRIES = {
                  rows=table7(divide=4, n=1, slow=SLOW),
                  reads=[
                      "On sparse strings CoPE has .8 % of the reads wrong or less in six of eight "
-                     "sizes, and 8 and 17 % with two layers and two heads (in the paper the fourth "
-                     "and the second worst of eight; its worst, 128/4/4, has .8 here). RoPE has 13 "
-                     "to 41 %, learned positions 18 to 37, with twice the steps. CoPE is better "
-                     "than either in each of the eight sizes (sign test: p .008), but four runs of "
-                     "learned positions and one of RoPE had not learned the task in distribution. "
-                     "One seed a size, one learning rate.",
+                     "sizes, and 8 and 17 % with two layers and two heads (in the paper the "
+                     "fourth and the second worst of eight; its worst, 128/4/4, has .8 here).",
+                     "RoPE has 13 to 41 %, learned positions 18 to 37, with twice the steps. CoPE "
+                     "is better than either in each of the eight sizes (sign test: p .008), but "
+                     "four runs of learned positions and one of RoPE had not learned the task in "
+                     "distribution. One seed a size, one learning rate.",
                      "In distribution CoPE and RoPE make next to no errors, but for the smallest "
                      "RoPE (15 %, in the paper 14). Learned positions had not learned the task in "
                      "2,000 steps with 64 channels (13 to 21 %; two other seeds of 256/4/4 had: "
                      "cope_table2_flipflop), with 32 they had.",
                      "ALiBi on CoPE's count does as well as CoPE's own table with m = 1 and with "
-                     "learned slopes, worse on sparse strings with 1/4 (7 %); with 1/16 it had not "
-                     "learned the task. Hard attention with learned positions has not learned it "
-                     "either (36 % in distribution, no better from step 800 to 2,000; in the paper "
-                     "51). An MLP of the count makes no error, in the first layer alone next to "
-                     "none, but for 1 % on dense strings. In the paper the one is the best of "
-                     "these ways (5.9 % on sparse strings), the other the worst (24.3). The "
-                     "errors by training step, below, are the paper's Figure 5.",
+                     "learned slopes, worse on sparse strings with 1/4 (7 %); with 1/16 it had "
+                     "not learned the task.",
+                     "Hard attention with learned positions has not learned it either (36 % in "
+                     "distribution, no better from step 800 to 2,000; in the paper 51).",
+                     "An MLP of the count makes no error, in the first layer alone next to none, "
+                     "but for 1 % on dense strings. In the paper the one is the best of these "
+                     "ways (5.9 % on sparse strings), the other the worst (24.3). The errors by "
+                     "training step, below, are the paper's Figure 5.",
                  ]),
         paper=dict(note=f"{FLIPFLOP_NOTE}; {FIRST}", train=FLIPFLOP, eval="--sequences 10000",
                    rows=table7(divide=1, n=3)),
@@ -251,12 +255,12 @@ ENTRIES = {
                  rows=tables_of(3, (8, 16, 32, 64), (8, 16)),
                  reads=[
                      "Trained on 64 tokens, read at the training length, at 4 and at 16 times it.",
-                     "At 1,024 tokens a run has nearly all of the iid strings right (98 % or more) "
-                     "or nearly none (less than 8). Two seeds of three with P = 8, one with P = 16 "
-                     "and one with P = 32, none with P = 64: no order, by three seeds. Seed 1338 "
-                     "has nearly none with any P, so entries that training never reaches are not "
-                     "the reason, or not alone: with P = 8 all are reached. cope_cut asks which "
-                     "keys do the harm.",
+                     "At 1,024 tokens a run has nearly all of the iid strings right (98 % or "
+                     "more) or nearly none (less than 8). Two seeds of three with P = 8, one with "
+                     "P = 16 and one with P = 32, none with P = 64: no order, by three seeds.",
+                     "Seed 1338 has nearly none with any P, so entries that training never "
+                     "reaches are not the reason, or not alone: with P = 8 all are reached. "
+                     "cope_cut asks which keys do the harm.",
                      "Trained without the keys beyond the table all six runs have 99.6 to 100 % of "
                      "the iid strings right at 1,024 tokens, 70 to 100 of the dense, 47 to 100 of "
                      "the sparse.",
@@ -344,10 +348,12 @@ SECTIONS = {
             "twelve have 95 to 100 %, of the dense 72 to 100, of the sparse 56 to 100.",
             "So those eight fail by the attention on far keys. The table's end is not all of it: "
             "dropped only beyond its own table, three of the eight have 100 % (iid), the others 0 "
-            "to 54. Nor is the table's length: with the farther keys on entry 7 instead, 0 to 9 % "
-            "of all nine, the two that had 100 included, though at 256 tokens it helps six of "
-            "nine and harms one. Dropping costs a little where little was wrong: dense 96 to 90 "
-            "(P = 16, seed 1339), sparse 67 to 56 (P = 8, seed 1339).",
+            "to 54.",
+            "Nor is the table's length: with the farther keys on entry 7 instead, 0 to 9 % of all "
+            "nine, the two that had 100 included, though at 256 tokens it helps six of nine and "
+            "harms one.",
+            "Dropping costs a little where little was wrong: dense 96 to 90 (P = 16, seed 1339), "
+            "sparse 67 to 56 (P = 8, seed 1339).",
             "That there are fewer keys does much of it: with the last 64 tokens alone, as in "
             "training, the eight have 64 to 99 % (iid). But then a write that is farther is gone: "
             "all twelve have 18 to 28 % of the sparse strings. A count can leave out what is far "

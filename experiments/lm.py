@@ -142,10 +142,10 @@ ENTRIES = {
                      "T is 256 unless a row says otherwise; all rows see 4,096 bytes a step. With "
                      "more bytes trained on, context becomes worth more: RoPE's strided "
                      "perplexity at 256 is 1.8, 2.6 and 3.9 % below that at 64 after 3, 6 and 12 "
-                     "million bytes, CABLE's 5.7 and 11.0 % after 6 and 12. Eight layers do not do "
-                     "that (2.4 %, where four have 2.6). Trained on windows of 512, RoPE gains 6.3 "
-                     "% from 64 to 256, but .2 % from 256 to 512. So lm has 12 million bytes a "
-                     "run.",
+                     "million bytes, CABLE's 5.7 and 11.0 % after 6 and 12.",
+                     "Eight layers do not do that (2.4 %, where four have 2.6). Trained on "
+                     "windows of 512, RoPE gains 6.3 % from 64 to 256, but .2 % from 256 to 512. "
+                     "So lm has 12 million bytes a run.",
                      "CABLE's strided perplexity falls by .2 and by 1.3 % from 256 to 512, which "
                      "may still be context within 256: a token of a strided window of 256 has 128 "
                      "to 255 bytes before it. One seed, validation text, none finished.",
@@ -160,13 +160,14 @@ SECTIONS = {
         commands=["python reproduce.py lm --scale cpu --jobs 2"],
         json=["lm.cpu.json"], table="papers_table",
         reads=[
-            "The papers' are of larger tokens (gpt2's in CABLE and TRA), models 50 to 150 times as "
-            "large and another text: compare the order and the direction, not the level. CABLE's "
-            "Tables 3 and 4 are its Table 1 at other sizes, its Figure 1 the upper half of Table "
-            "1, its Figure 4 the row k_cable. CoPE's rows have P = 64, where P = 16 and nothing "
-            "else changed is better (23.22); its Figure 3 is cope and relative read at every "
-            "length, trained on 256 and on 128 (cope and relative, trained on 256, have run; its "
-            "capped relative row is not here). TRA's Figure 4 is its Table 2 read farther.",
+            "The papers' are of larger tokens (gpt2's in CABLE and TRA), models 50 to 150 times "
+            "as large and another text: compare the order and the direction, not the level.",
+            "CABLE's Tables 3 and 4 are its Table 1 at other sizes, its Figure 1 the upper half "
+            "of Table 1, its Figure 4 the row k_cable.",
+            "CoPE's rows have P = 64, where P = 16 and nothing else changed is better (23.22); "
+            "its Figure 3 is cope and relative read at every length, trained on 256 and on 128 "
+            "(cope and relative, trained on 256, have run; its capped relative row is not here).",
+            "TRA's Figure 4 is its Table 2 read farther.",
         ]),
     "lm_reach": dict(
         about="How far each head of lm's models looks: the share of its attention on the last n "
@@ -176,13 +177,14 @@ SECTIONS = {
                   "cope-*-P-16,rope-*}-1337 --length 2048 --out results/lm_reach.png"],
         figures=["lm_reach.png"],
         reads=[
-            "One run each, one text. Beyond the 256 tokens of training (dotted) CABLE has one head "
-            "that looks there (layer 2, head 2: 35 % of its attention), FoX one (layer 3, head 1: "
-            "14 %), ALiBi one in every layer, that of the flattest slope (36 to 38 %), TRA none "
-            "(4 % at most). All their other heads have 3 % or less there. In these four runs "
-            "strided perplexity gains from far context where a head looks there (lm). But in a run "
-            "of a quarter of the steps the same head of CABLE has 35 % there, too (reach), and "
-            "perplexity gains nothing (strided): the share alone is not the reason.",
+            "One run each, one text. Beyond the 256 tokens of training (dotted) CABLE has one "
+            "head that looks there (layer 2, head 2: 35 % of its attention), FoX one (layer 3, "
+            "head 1: 14 %), ALiBi one in every layer, that of the flattest slope (36 to 38 %), "
+            "TRA none (4 % at most). All their other heads have 3 % or less there.",
+            "In these four runs strided perplexity gains from far context where a head looks "
+            "there (lm). But in a run of a quarter of the steps the same head of CABLE has 35 % "
+            "there, too (reach), and perplexity gains nothing (strided): the share alone is not "
+            "the reason.",
             "CoPE and RoPE have no limit of that kind: all heads of CoPE have 13 to 69 % of their "
             "attention beyond 256, all of RoPE's 75 % or more. We suppose that this is why "
             "their perplexity grows.",
@@ -216,11 +218,11 @@ SECTIONS = {
         reads=[
             "In the paper such heads count paragraphs and sections. Here one of 16 (layer 2, head "
             "1) counts lines: its mean step is .94 at a line end, .38 at a space (most of them "
-            "indent the next line), .21 or less at letters, digits and signs. Below, its steps are "
-            "stripes where lines begin (the ticks), and its positions blocks: the line that a "
-            "query is in, the one before, and little beyond. In plain CoPE the head nearest to "
-            "that counts spaces as well (lm_counts). One run each; perplexity is no better for it "
-            "(lm).",
+            "indent the next line), .21 or less at letters, digits and signs.",
+            "Below, its steps are stripes where lines begin (the ticks), and its positions "
+            "blocks: the line that a query is in, the one before, and little beyond.",
+            "In plain CoPE the head nearest to that counts spaces as well (lm_counts). One run "
+            "each; perplexity is no better for it (lm).",
             "Head 3's decision is the query's rather than the key's: at some bytes it counts "
             "nearly all keys, at others nearly none. Heads 0 and 2 count most of everything.",
         ]),

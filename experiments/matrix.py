@@ -150,14 +150,14 @@ ENTRIES = {
             "Surviving and reading are two things (the second figure): strided perplexity by "
             "window, and recall by how far back the pair is, both far beyond the training length "
             "(learned positions: within it).",
-            "One seed a row: close cells claim no order. Every text row was still falling. In copy "
-            "only CoPE, Diff, peri and, in part, RoPE had more than 1.3 % of the strings right "
-            "after 2,000 steps, with QK-norm; without it learned positions have 66 to 97 % "
+            "One seed a row: close cells claim no order. Every text row was still falling.",
+            "In copy only CoPE, Diff, peri and, in part, RoPE had more than 1.3 % of the strings "
+            "right after 2,000 steps, with QK-norm; without it learned positions have 66 to 97 % "
             "(cope_table2_copy). The others' losses were still falling (hatched) or had nearly "
-            "stood still (not hatched), most at 0 %: they had not learned to copy. The hatching "
-            "goes by a fall of .03 nats, and misses runs whose loss is small already: nope in "
-            "counting, RoPE in copy and ALiBi in flip-flop were still falling, too, by .028, .027 "
-            "and .020.",
+            "stood still (not hatched), most at 0 %: they had not learned to copy.",
+            "The hatching goes by a fall of .03 nats, and misses runs whose loss is small "
+            "already: nope in counting, RoPE in copy and ALiBi in flip-flop were still falling, "
+            "too, by .028, .027 and .020.",
             "A column's colours go from its worst to its best, or from a difference that matters: "
             "10 points, 10 % of a perplexity, .05.",
             "Learning rates are as they come with the tasks, one for all rows; that of text was "

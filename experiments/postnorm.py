@@ -52,7 +52,7 @@ def tomita_panels(batch_size, T, longest):
 MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, longest=2**14,
                                         at=(1024, 1024))}
 BEYOND = ("In the figure: above, two dots a trial, of its last weights (filled) and with BEMA "
-          "(open); below, the metric by length. ")
+          "(open); below, the metric by length.")
 DYCK_SIZE = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32)),
                  note="here trained on 32 tokens")
 DYCK_PAPER = dict(trials=100, steps=100000, note="k, m and the lengths are ours",
@@ -68,22 +68,24 @@ SEARCHES = {
             trials=8, steps=20000, panels=exact_panels(16, (64, 2)),
             reads=[
                 "Attention is an average: what one of T tokens adds to it shrinks like 1/T. The "
-                "paper shows it on a task where the right answer is a distribution: say which of n "
-                "tokens have not been said. Take a one-layer transformer with constant attention "
-                "that gives all absent tokens the same logit at every length. If the nearest of "
-                "the present ones is C below them at length 2, a norm on the attention's output "
-                "keeps it from falling below a bound at every length; without one it can fall to "
-                "2C / l at length l.",
+                "paper shows it on a task where the right answer is a distribution: say which of "
+                "n tokens have not been said.",
+                "Take a one-layer transformer with constant attention that gives all absent "
+                "tokens the same logit at every length. If the nearest of the present ones is C "
+                "below them at length 2, a norm on the attention's output keeps it from falling "
+                "below a bound at every length; without one it can fall to 2C / l at length l.",
                 "Hard-coded, scaled to 10 at length 2: without a norm the precision is c / l, with "
                 "a norm on the output c sqrt(n (n - 1) / (l (n - l))). The same weights under post "
                 "dilute like 1 / l, too, at half as much more; under a pre-norm with a final norm "
                 "the precision falls more slowly, like 1 / sqrt(l) where l is small beside n.",
                 "On the left precision is drawn as a share of that at length 2, linear within .02 "
-                "of 0. The trained models (thin lines) dilute without a norm: every line ends "
-                "below 2 / l of its start. With a norm 4 of 24 keep a third or more of "
-                "their precision at 63 tokens. They begin at 3 to 8, the hard-coded models at 10, "
-                "so their distances on the right do not compare. Only post is better than no norm "
-                "in all 8 shared trials; its weights were not looked at.",
+                "of 0.",
+                "The trained models (thin lines) dilute without a norm: every line ends below 2 / "
+                "l of its start. With a norm 4 of 24 keep a third or more of their precision at "
+                "63 tokens. They begin at 3 to 8, the hard-coded models at 10, so their distances "
+                "on the right do not compare.",
+                "Only post is better than no norm in all 8 shared trials; its weights were not "
+                "looked at.",
             ]),
         paper=dict(trials=100, steps=100000, note="n, length, steps, batch and trials are ours",
                    panels=set_panels(128, (64, 2))),
@@ -97,7 +99,8 @@ SEARCHES = {
             panels=set_panels(32, (16, 1), (16, 2))
             | exact_panels(16, (16, 1), (16, 2), (64, 2), (64, 8)),
             reads=[
-                BEYOND + "BEMA is a bias-corrected average of the weights. `p* itself`: the label "
+                BEYOND,
+                "BEMA is a bias-corrected average of the weights. `p* itself`: the label "
                 "is the answer's distribution, what the samples average to; a CPU does not have "
                 "the million steps that the paper's samples take.",
                 "pre, as the paper has it, has no norm before the unembedding. From two training "
@@ -133,10 +136,11 @@ SEARCHES = {
             reads=[
                 "At twice the training length BEMA is not better than the last weights: in 10 to "
                 "12 of 25 trials (p .42 or more). EMA, without the correction, is in 2 to 8 "
-                "(worse, p < .001, for pre and pre_final), and worse than BEMA in 20 to 24 (p .004 "
-                "or less). The best trial has .1206 with BEMA and .1205 without (pre), .0175 and "
-                ".0176 (pre_final), .0593 and .0563 (peri); the paper has BEMA a little better in "
-                "most cases.",
+                "(worse, p < .001, for pre and pre_final), and worse than BEMA in 20 to 24 (p "
+                ".004 or less).",
+                "The best trial has .1206 with BEMA and .1205 without (pre), .0175 and .0176 "
+                "(pre_final), .0593 and .0563 (peri); the paper has BEMA a little better in most "
+                "cases.",
                 "Its settings are drawn at random, in ranges that are ours, as our copy of the "
                 "paper has none: kappa, from .3 to 1, says how many steps are averaged, at 1 "
                 "nearly all. Where it was below .6 BEMA is better than the last weights in 8 of 10 "
@@ -155,7 +159,8 @@ SEARCHES = {
         cpu=dict(
             trials=8, steps=2000, panels=MAX_PANEL,
             reads=[
-                BEYOND + "After 2,000 of the paper's 100,000 steps this is far from solved. peri "
+                BEYOND,
+                "After 2,000 of the paper's 100,000 steps this is far from solved. peri "
                 "is better than no norm in all 8 shared trials, pre in 7 (p .07); peri is better "
                 "than pre in 4. post has the best trial, and a median like no norm's.",
             ]),
@@ -167,11 +172,13 @@ SEARCHES = {
               "the training length",
         group="postnorm_dyck", metric="tvd", schemes=SCHEMES, paper=DYCK_PAPER,
         cpu=DYCK_SIZE | dict(reads=[
-            BEYOND + "As in the paper the peri schemes are better than pre: both in 23 of 25 "
-            "paired trials with k = 2, in 21 (peri) and 19 (peri_init) with k = 8. It is more than "
-            "their final norm: they are better than pre_final in 20 to 24 of 25. In the paper pre "
-            "is the worst; here post is no better with k = 2 (13 of 25), and with k = 8 worse, in "
-            "23.",
+            BEYOND,
+            "As in the paper the peri schemes are better than pre: both in 23 of 25 paired trials "
+            "with k = 2, in 21 (peri) and 19 (peri_init) with k = 8.",
+            "That is more than their final norm does: they are better than pre_final in 20 to 24 "
+            "of 25.",
+            "In the paper pre is the worst; here post is no better with k = 2 (13 of 25), and "
+            "with k = 8 worse, in 23.",
             "The controls: an ordinary final norm alone is better than pre with k = 2 (21 of 25), "
             "not with k = 8 (9). A norm on the attention's output alone has the best trial of all "
             "with both, with less than half of pre's best distance, and is better than pre with k "
@@ -190,12 +197,14 @@ SEARCHES = {
             trials=25, steps=1000, panels=tomita_panels(16, 32, 147),
             note="here trained on 32 tokens and measured to 147",
             reads=[
-                BEYOND + "Tomita 7: the peri schemes have the best trials, and peri is better than "
-                "pre in 18 of 25 paired trials (p .04, one of ten tests here); the paper has all "
-                "schemes alike on it. But so is an ordinary final norm (pre_final, 18), and "
-                "neither peri scheme is shown to be better than that (15 and 13). A norm on the "
-                "attention's output alone is worse than pre here (better in 7, p .04, too), where "
-                "on Dyck languages it was not.",
+                BEYOND,
+                "Tomita 7: the peri schemes have the best trials, and peri is better than pre in "
+                "18 of 25 paired trials (p .04, one of ten tests here); the paper has all schemes "
+                "alike on it.",
+                "An ordinary final norm is better than pre in 18, too, and neither peri scheme is "
+                "shown to be better than that (15 and 13).",
+                "A norm on the attention's output alone is worse than pre here (better in 7, p "
+                ".04, too), where on Dyck languages it was not.",
                 "What differs is above all who has learned the language in 1,000 of the paper's "
                 "100,000 steps: within the training length the AUC is above .9 in 16 trials of 25 "
                 "(peri), 13 (peri_init), 8 (pre_final), 2 (pre, post) and 1 (output).",
@@ -215,13 +224,15 @@ SEARCHES = {
               "training length",
         group="postnorm_dyck", metric="auc", schemes=SCHEMES, paper=DYCK_PAPER,
         cpu=DYCK_SIZE | dict(reads=[
-            BEYOND + "The trials of postnorm_fig3. A norm on the attention's output alone tells "
-            "complete strings from incomplete ones up to four times the training length in every "
-            "trial, with k = 2 and 8: an AUC above .99 in 25 of 25. Where it differs from one of "
-            "the paper's four schemes in a trial it is better, but for 3 trials of peri and 4 of "
-            "peri_init with k = 8. The others are above .99 in 17 and 21 (peri_init), 18 and 12 "
-            "(pre_final), 12 and 18 (peri), 5 and 6 (pre), 7 and 4 (post). In the paper the peri "
-            "schemes do it robustly; here every scheme's best trial does."]),
+            BEYOND,
+            "The trials of postnorm_fig3. A norm on the attention's output alone tells complete "
+            "strings from incomplete ones up to four times the training length in every trial, "
+            "with k = 2 and 8: an AUC above .99 in 25 of 25.",
+            "Where it differs from one of the paper's four schemes in a trial it is better, but "
+            "for 3 trials of peri and 4 of peri_init with k = 8. The others are above .99 in 17 "
+            "and 21 (peri_init), 18 and 12 (pre_final), 12 and 18 (peri), 5 and 6 (pre), 7 and 4 "
+            "(post).",
+            "In the paper the peri schemes do it robustly; here every scheme's best trial does."]),
     ),
 }
 

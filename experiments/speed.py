@@ -92,27 +92,30 @@ SECTIONS = {
         about="The Triton kernels by type, head size d and GPU (sm_80: A100, sm_90: H100)",
         json=["bench.kernels.json"],
         reads=[
-            "On a GPU the models call Triton kernels by themselves; train.py prints which way runs "
-            "and why, --kernel off takes the plain functions, which stay the truth. Separable "
-            "(CABLE with and without g, K-CABLE, FoX; ALiBi is the case of equal steps): flash "
-            "attention whose bias is a function of S_i - S_j, with S in float32. Row scan (CoPE, "
-            "TRA): each row carries its count from tile to tile, leftwards from the diagonal. "
-            "CoPE needs gates only until the counts reach P - 1, what is left is plain flash "
-            "attention, so it is two kernels, a band and a tail; TRA stops where the decay has "
-            "made the rest smaller than float32 can see. Forward stores the output, one "
-            "log-sum-exp and one integer a row; backward is one pass along rows and one down "
-            "columns, with no atomics: the same gradients every time.",
-            "No GPU was at hand: these kernels have never run on one, and no GPU number is given. "
-            "What holds without one: in Triton's interpreter, outputs and all gradients agree with "
-            "the plain functions in float64 to 1e-5 of the largest value in float32 (odd lengths, "
-            "Tq < Tk, T = 1, head sizes 16 to 128, gates that fill at once or never, rows without "
-            "a survivor), and they compile for both GPUs, here with Triton 3.9. No forward kernel "
-            "spills, none that uses wgmma is serialized by ptxas (C7515), and every pipelined loop "
-            "over tiles loads ahead; the instructions are those of that loop, by nvdisasm. TRA's "
-            "and CoPE's counts are matrix products with a triangle of ones, as a scan had its own "
-            "layout: on sm_90 a tile of TRA took 1,163 (forward), 1,131 (rows) and 1,297 (columns) "
-            "instructions with it. On a GPU `python bench.py gpu` tests, repeats and times them "
-            "beside torch.compile and scaled_dot_product_attention, in ten minutes.",
+            "On a GPU the models call Triton kernels by themselves; train.py prints which way "
+            "runs and why, --kernel off takes the plain functions, which stay the truth.",
+            "Separable (CABLE with and without g, K-CABLE, FoX; ALiBi is the case of equal "
+            "steps): flash attention whose bias is a function of S_i - S_j, with S in float32.",
+            "Row scan (CoPE, TRA): each row carries its count from tile to tile, leftwards from "
+            "the diagonal. CoPE needs gates only until the counts reach P - 1, what is left is "
+            "plain flash attention, so it is two kernels, a band and a tail; TRA stops where the "
+            "decay has made the rest smaller than float32 can see.",
+            "Forward stores the output, one log-sum-exp and one integer a row; backward is one "
+            "pass along rows and one down columns, with no atomics: the same gradients every "
+            "time.",
+            "No GPU was at hand: these kernels have never run on one, and no GPU number is given.",
+            "What holds without one: in Triton's interpreter, outputs and all gradients agree "
+            "with the plain functions in float64 to 1e-5 of the largest value in float32 (odd "
+            "lengths, Tq < Tk, T = 1, head sizes 16 to 128, gates that fill at once or never, "
+            "rows without a survivor), and they compile for both GPUs, here with Triton 3.9.",
+            "No forward kernel spills, none that uses wgmma is serialized by ptxas (C7515), and "
+            "every pipelined loop over tiles loads ahead; the instructions are those of that "
+            "loop, by nvdisasm.",
+            "TRA's and CoPE's counts are matrix products with a triangle of ones, as a scan had "
+            "its own layout: on sm_90 a tile of TRA took 1,163 (forward), 1,131 (rows) and 1,297 "
+            "(columns) instructions with it.",
+            "On a GPU `python bench.py gpu` tests, repeats and times them beside torch.compile "
+            "and scaled_dot_product_attention, in ten minutes.",
             "CoPE's and TRA's backward wait for the GPU once a layer, to learn how many band tiles "
             "there are, so they are kept out of CUDA graphs; meanwhile they hold 8 and 4 bytes for "
             "every row and band tile: .54 and .13 GB a head at T = 65,536 if no count ever fills "

@@ -74,15 +74,16 @@ ENTRIES = {
                 "One seed of TRA has every string right, at 16 times the training length, too (in "
                 "the paper all, at its own 512). The two others had not learned the task in 1,000 "
                 "steps (82 and 95 % iid at the training length); one of them had 98 % of the iid "
-                "strings right at step 200 and 69 at step 400. Compiled, the same seeds learn it "
-                "(tra_parts): we suppose that rounding decides. Of ten uncompiled seeds, these "
-                "three and those of tra_norm, eight learn it.",
+                "strings right at step 200 and 69 at step 400.",
+                "Compiled, the same seeds learn it (tra_parts): we suppose that rounding decides. "
+                "Of ten uncompiled seeds, these three and those of tra_norm, eight learn it.",
                 "The last six rows had 4,000 steps, one seed each. At 64 tokens Diff has every "
-                "string right, learned positions every iid and sparse one (dense 76 %), label 99.6 "
-                "% of the iid (dense 88); ALiBi, T5's bias and no positions (nope) had not learned "
-                "the task (63, 63 and 55 % iid). In the paper, which has no ALiBi here, all have "
-                "100 % iid, after 25,000 steps. At 1,024 tokens none of the six has an iid or "
-                "dense string right; learned positions end at 64.",
+                "string right, learned positions every iid and sparse one (dense 76 %), label "
+                "99.6 % of the iid (dense 88); ALiBi, T5's bias and no positions (nope) had not "
+                "learned the task (63, 63 and 55 % iid).",
+                "In the paper, which has no ALiBi here, all have 100 % iid, after 25,000 steps. "
+                "At 1,024 tokens none of the six has an iid or dense string right; learned "
+                "positions end at 64.",
                 "No run was compiled.",
             ]),
         paper=PAPER | dict(rows=seeds(4, *reversed(TABLE1), flags=POST)),
@@ -94,16 +95,19 @@ ENTRIES = {
                      SETTING,
                      "At 1,024 tokens RoPE has .4 to 21 % of the iid strings right (2 to 106 of "
                      "500), with TRA's norms (tra_table1) none; at 256 tokens 93 to 99 % instead "
-                     "of 7 to 46. CoPE has more of the dense strings right at 256 tokens (29 to 78 "
-                     "%, not 0 to 9). FoX and CABLE each show no difference between the two "
-                     "tables: at 1,024 tokens they have 24 to 61 and 72 to 100 % of the sparse "
-                     "strings. With three seeds no test gets below p .1.",
+                     "of 7 to 46.",
+                     "CoPE has more of the dense strings right at 256 tokens (29 to 78 %, not 0 "
+                     "to 9).",
+                     "FoX and CABLE each show no difference between the two tables: at 1,024 "
+                     "tokens they have 24 to 61 and 72 to 100 % of the sparse strings. With three "
+                     "seeds no test gets below p .1.",
                      "The last six rows had 4,000 steps, one seed each. At 64 tokens Diff and "
                      "learned positions have every string right, label 99.4 % or more, ALiBi 98 % "
                      "of the iid; T5's bias and no positions (nope) had not learned the task (65 "
-                     "and 66 %). In tra_table1, with post-norm and QK-norm, ALiBi had not either "
-                     "(63 %), and at 256 tokens Diff and label have 11 and 21 % of the iid strings "
-                     "instead of 52 and 66 (one seed each, one learning rate).",
+                     "and 66 %).",
+                     "In tra_table1, with post-norm and QK-norm, ALiBi had not either (63 %), and "
+                     "at 256 tokens Diff and label have 11 and 21 % of the iid strings instead of "
+                     "52 and 66 (one seed each, one learning rate).",
                      "The runs of TRA are those of tra_table1.",
                  ]),
         paper=PAPER | dict(rows=own(4, 4, "")),
@@ -121,23 +125,25 @@ ENTRIES = {
                 "Of seeds 1338 and 1339 TRA, CoPE and post-norm FoX were compiled; TRA's other "
                 "seeds, and its row at 2e-4, were not.",
                 "TRA with QK-norm, ten seeds: pre-norm has every string right at 16 times the "
-                "training length in all ten, post-norm, as its authors have it, in nine; the tenth "
-                "had not learned the task in 1,000 steps (63 % iid at the training length). "
-                "Uncompiled, seed 1338 fails, too (tra_table1): eight of ten. With a learning rate "
-                "of 2e-4 instead of 5e-4 post-norm has every string right there in seven, 99.8 % "
-                "or more in one, 67 to 96 in one, and one had not learned the task (58 % iid at "
-                "the training length). Ten against seven of ten: p .21 (Fisher's exact test); two "
-                "of the ten were compiled, like for like it is eight of eight. So TRA does not "
-                "need post-norm here, and no norm is shown to be safer.",
+                "training length in all ten, post-norm, as its authors have it, in nine; the "
+                "tenth had not learned the task in 1,000 steps (63 % iid at the training length).",
+                "Uncompiled, post-norm's seed 1338 fails, too (tra_table1): eight of ten.",
+                "With a learning rate of 2e-4 instead of 5e-4 post-norm has every string right "
+                "there in seven, 99.8 % or more in one, 67 to 96 in one, and one had not learned "
+                "the task (58 % iid at the training length).",
+                "Ten against seven of ten: p .21 (Fisher's exact test); two of the ten were "
+                "compiled, like for like it is eight of eight. So TRA does not need post-norm "
+                "here, and no norm is shown to be safer.",
                 "Without QK-norm, three seeds: pre-norm TRA has 97 % or more of all strings right "
                 "at 16 times the training length, post-norm in two of three; the third had not "
                 "learned the task (35 % iid at the training length).",
                 "At 1,024 tokens CABLE has, in all norms and seeds, 99 to 100 % of the iid and "
-                "dense strings right, FoX 85 to 100. They differ in writes that are far away: of "
-                "the sparse strings CABLE has 56 to 100 %, FoX 22 to 93, and CABLE has more in 11 "
-                "of 12 pairs of the same norm and seed (sign test: p .006, if the four norms of a "
-                "seed were independent). In four of the pairs FoX was compiled and CABLE not, the "
-                "lost one among them; tra_table1's uncompiled FoX has less than CABLE there.",
+                "dense strings right, FoX 85 to 100.",
+                "They differ in writes that are far away: of the sparse strings CABLE has 56 to "
+                "100 %, FoX 22 to 93, and CABLE has more in 11 of 12 pairs of the same norm and "
+                "seed (sign test: p .006, if the four norms of a seed were independent).",
+                "In four of the pairs FoX was compiled and CABLE not, the lost one among them; "
+                "tra_table1's uncompiled FoX has less than CABLE there.",
                 "CoPE (P = 64) has no iid string right at 1,024 tokens, in any norm or seed (by "
                 "which keys, cope_cut says for pre-norm without QK-norm). One seed of three had "
                 "not learned the task with post-norm and QK-norm.",
@@ -153,23 +159,23 @@ ENTRIES = {
         cpu=SMALL | dict(rows=parts(3),
                  reads=[
                      "All with post-norm and QK-norm.", SETTING,
-                     "Either idea is enough on this task, beside a slope that the query chooses (a "
-                     "fixed one was not tried): with the threshold and a plain distance, or with "
-                     "the distance in keys that pass and none dropped, every string is right at 16 "
-                     "times the training length, in all three seeds, as in TRA itself. With "
-                     "neither (ALiBi with a slope for each query) 98 to 100 % are right at the "
-                     "training length, but 14 to 23 % of the sparse strings at 16 times that. This "
-                     "task cannot tell which of the two is better.",
+                     "Either idea is enough on this task, beside a slope that the query chooses "
+                     "(a fixed one was not tried): with the threshold and a plain distance, or "
+                     "with the distance in keys that pass and none dropped, every string is right "
+                     "at 16 times the training length, in all three seeds, as in TRA itself.",
+                     "With neither (ALiBi with a slope for each query) 98 to 100 % are right at "
+                     "the training length, but 14 to 23 % of the sparse strings at 16 times that. "
+                     "This task cannot tell which of the two is better.",
                      "The threshold alone, without decay, has not learned the task in 1,000 "
                      "steps: 35 to 55 % of the strings are right at the training length (iid), 2 "
                      "to 3 % of the dense. We suppose that this is because nothing tells which of "
                      "the keys that pass is the last.",
-                     "The paper's smallest models, with one head: one seed of TRA has every string "
-                     "right, at all lengths, the two others 29 and 89 % (iid) at the training "
-                     "length; the paper says that it fully generalises (Appendix A). FoX "
-                     "(uncompiled) has learned the task in all three seeds: at the training "
-                     "length, where the paper says that it fails (512 tokens), it has every string "
-                     "right, at 1,024 tokens 43 to 61 % of the sparse.",
+                     "The paper's smallest models, with one head: one seed of TRA has every "
+                     "string right, at all lengths, the two others 29 and 89 % (iid) at the "
+                     "training length; the paper says that it fully generalises (Appendix A).",
+                     "FoX (uncompiled) has learned the task in all three seeds: at the training "
+                     "length, where the paper says that it fails (512 tokens), it has every "
+                     "string right, at 1,024 tokens 43 to 61 % of the sparse.",
                      "Seed 1337 of TRA, which is stuck in tra_norm, is not stuck here: the same "
                      "settings, but compiled (--compile), by later code and on another processor. "
                      "Nor is 1338, which fails in tra_table1, uncompiled. We suppose that another "
