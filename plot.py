@@ -373,10 +373,7 @@ def perplexity_axis(ax, ys):
 
 def curves(args):
     """Training and validation loss by step, of run folders or of a results/*.json."""
-    groups = {}
-    for path in args.paths:
-        for label, run in read(path, losses):
-            groups.setdefault(label, []).append(run)
+    groups = named(args.paths, losses)
     look = looks(groups)
     fig, axes = panels(2, 5, 4)
     for ax, key, title in zip(axes[0], ("loss", "val_loss"), ("training", "validation")):
@@ -392,15 +389,29 @@ def curves(args):
     runs.write_figure(fig, args.out or default)
 
 
+def named(paths, parse):
+    """{label: what it has read}: of a run folder its name, or the path where two are alike."""
+    folders = [Path(path).resolve().name for path in paths]
+    groups = {}
+    for path, folder in zip(paths, folders):
+        own = folder if folders.count(folder) == 1 else path
+        for label, run in read(path, parse):
+            groups.setdefault(label or own, []).append(run)
+    return groups
+
+
 def losses(path):
-    """A run folder or a results/*.json -> [(label, dict(loss, val_loss): [[step, loss], ...])]"""
+    """
+    A run folder or a results/*.json -> [(label, dict(loss, val_loss): [[step, loss], ...])]; a
+    folder's label is None.
+    """
     keys = ("loss", "val_loss")
     if path.suffix == ".json":
         found = read_json(path)["runs"]
         return [(r["label"], {key: thinned(r[key]) for key in keys}) for r in found]
     log = runs.read_log(path)
     found = {key: [[row["iter"], row[key]] for row in log if key in row] for key in keys}
-    return [(str(path), found)]
+    return [(None, found)]
 
 
 def thinned(points, most=40):
@@ -601,10 +612,7 @@ def dots(ax, found):
 
 def errors(args):
     """Scores by training step, one panel per split: of run folders, or of a results/*.json."""
-    groups = {}
-    for path in args.paths:
-        for label, history in read(path, score_history):
-            groups.setdefault(label, []).append(history)
+    groups = named(args.paths, score_history)
     found = [history for histories in groups.values() for history in histories]
     if not found or not all(found):
         runs.fail("no scores by step in there: "
@@ -635,11 +643,14 @@ def errors(args):
 
 
 def score_history(path):
-    """A results/*.json or a run folder -> [(label, [(iter, {split: {metric: value}}), ...])]."""
+    """
+    A results/*.json or a run folder -> [(label, [(iter, {split: {metric: value}}), ...])]; a
+    folder's label is None.
+    """
     if path.suffix == ".json":
         return [(r["label"], r["history"]) for r in read_json(path)["runs"]]
     rows = [(row["iter"], row["scores"]) for row in runs.read_log(path) if "scores" in row]
-    return [(str(path), rows)]
+    return [(None, rows)]
 
 
 def steps(history, split, metric):

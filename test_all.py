@@ -6406,7 +6406,7 @@ def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch, tmp_p
     assert set(rates) <= set(points)
     shutil.copytree(trained / "cable", tmp_path / "cable-my.txt-nano")  # a folder, not a JSON
     command(trained, "plot.py", "curves", tmp_path / "cable-my.txt-nano")
-    assert labels_of(figures[2]) == [str(tmp_path / "cable-my.txt-nano")]
+    assert labels_of(figures[2]) == ["cable-my.txt-nano"]
     shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
     command(trained, "plot.py", "curves", "tra", tmp_path / "tra", "--out", tmp_path / "x.png")
     assert labels_of(figures[3]) == ["tra", str(tmp_path / "tra")]
