@@ -557,10 +557,9 @@ def score_grid(found, metric, xlabel):
                 value = share = float(np.mean(known)) if known else None
                 if known:
                     share = value / 100 if more_is_better else 1 - value / 100
-                draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share)
-                if known and max(known) - min(known) > 10:  # a mean that no seed may have
-                    ax.text(x, y + 0.33, f"{min(known):.0f} to {max(known):.0f}", ha="center",
-                            va="center", fontsize=5.5)
+                apart = known and max(known) - min(known) > 10  # a mean that no seed may have
+                small = f"{min(known):.0f} to {max(known):.0f}" if apart else ""
+                draw_cell(ax, x, y, dict(value=value, unfinished=False), ".1f", share, small)
         ax.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
         ax.set_yticks(range(len(labels)), labels)
         ax.set(title=f"{split}, {metric_label(metric)} (%)", xlabel=xlabel,
@@ -880,8 +879,11 @@ def goodness(cell, column):
     return value if column["better"] == "more" else -value
 
 
-def draw_cell(ax, x, y, cell, form, share):
-    """One number, on its colour: share is 0 for the column's worst, 1 for its best."""
+def draw_cell(ax, x, y, cell, form, share, small=""):
+    """
+    One number, on its colour: share is 0 for the column's worst, 1 for its best. Below it, in small
+    print, what more there is to say.
+    """
     if share is None:
         ax.text(x, y, cell.get("reason", "-"), ha="center", va="center", fontsize=7, color="gray")
         return
@@ -890,8 +892,11 @@ def draw_cell(ax, x, y, cell, form, share):
     ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fc=color, ec="white", lw=0,
                                hatch=hatch))
     dark = np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.55
-    ax.text(x, y, short(cell["value"], form), ha="center", va="center", fontsize=9,
-            color="white" if dark else "black", bbox=dict(fc=color, lw=0, pad=1))
+    centred = dict(ha="center", va="center", color="white" if dark else "black")
+    ax.text(x, y, short(cell["value"], form), fontsize=9, bbox=dict(fc=color, lw=0, pad=1),
+            **centred)
+    if small:
+        ax.text(x, y + 0.33, small, fontsize=5.5, **centred)
 
 
 def short(value, form):
