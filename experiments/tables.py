@@ -149,45 +149,65 @@ def unfinished(found, longer, T):
 def text_table(result):
     """
     Perplexity by window length, the paper's beside it where its model was read at the same length
-    after the same training; and where there is any, in windows that overlap by half.
+    after the same training; and below, where there is any, in windows that overlap by half.
     """
     lengths, published = result["lengths"], result.get("paper", {})
     ratio = any(len(theirs) > 5 for theirs in published.values())  # CABLE's Table 1 has it
     at = list(result.get("paper_lengths", ()))
-    T = result["runs"][0]["block_size"]
-    first, last = str(T), str(lengths[-1])
+    T, last = result["runs"][0]["block_size"], lengths[-1]
     rows, heads = [], []
     for n in lengths:
         heads += [f"{n:,}", "paper"] if n in at else [f"{n:,}"]
     rows_of = grouped([dict(label=r["model"]) | r for r in result["runs"]], "label")
     for model, found in rows_of.items():
-        mark = unfinished(found, rows_of.get(f"{model} x2", []), first)
-        for kind, label in (("perplexity", model), ("strided", f"{model}, strided")):
-            known = [r[kind] for r in found if kind in r]
-            if not known:
-                continue
-            cells, theirs = [], published.get(label, ())
-            for n in lengths:
-                cells.append(spread([p[str(n)] for p in known if str(n) in p], ".3f"))
-                if n in at:
-                    there = at.index(n) < len(theirs)
-                    cells.append(f"{theirs[at.index(n)]:.2f}" if there else "-")
-            if len(lengths) > 1:
-                far = [p[last] / p[first] for p in known if first in p and last in p]
-                cells.append(f"{statistics.mean(far):.3f}" if far else "-")
-            if ratio:
-                cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
-            rows.append([label + mark, len(known), *cells])
+        mark = unfinished(found, rows_of.get(f"{model} x2", []), str(T))
+        cells, theirs = [], published.get(model, ())
+        for n in lengths:
+            cells.append(spread(at_length(found, "perplexity", n), ".3f"))
+            if n in at:
+                there = at.index(n) < len(theirs)
+                cells.append(f"{theirs[at.index(n)]:.2f}" if there else "-")
+        if len(lengths) > 1:
+            cells.append(far_ratio(found, "perplexity", last, T))
+        if ratio:
+            cells.append(f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-")
+        rows.append([model + mark, len(found), *cells])
     if len(lengths) > 1:
-        heads.append(f"{lengths[-1]:,} / {T:,}")
+        heads.append(f"{last:,} / {T:,}")
     if ratio:
         heads.append("paper: 15,360 / 1,024")
-    text = markdown(["model", "seeds", *heads], rows)
-    if "strided_tokens" in result:
-        text += ("\n\nStrided: windows that overlap by half, of which only the second half is "
-                 f"scored, {result['strided_tokens']:,} tokens, the same at every length: each has "
-                 "at least half a window to look back on.")
-    return text
+    return markdown(["model", "seeds", *heads], rows) + strided_table(result, rows_of, T)
+
+
+def strided_table(result, rows_of, T):
+    """Does it use what it sees? The rows that gain the most come first; "" where none was read."""
+    if "strided_tokens" not in result:
+        return ""
+    lengths, rows = result["lengths"], []
+    base = 2 * T if 2 * T in lengths[:-1] else T
+    for model, found in rows_of.items():
+        cells = [spread(at_length(found, "strided", n), ".3f") for n in lengths]
+        cells.append(far_ratio(found, "strided", lengths[-1], base))
+        rows.append([model, len(found), *cells])
+    rows.sort(key=lambda row: math.inf if row[-1] == "-" else float(row[-1]))
+    heads = [f"{n:,}" for n in lengths] + [f"{lengths[-1]:,} / {base:,}"]
+    whole = (f" From windows of {base:,} on all have a whole training length." if base > T else "")
+    return ("\n\nStrided: windows that overlap by half, of which only the second half is scored, "
+            f"{result['strided_tokens']:,} tokens, the same at every length: each has at least "
+            f"half a window to look back on.{whole}\n\n"
+            + markdown(["model", "seeds", *heads], rows))
+
+
+def at_length(found, kind, n):
+    """The perplexities of runs in windows of n tokens, of those that have been read there."""
+    return [r[kind][str(n)] for r in found if str(n) in r.get(kind, {})]
+
+
+def far_ratio(found, kind, last, first):
+    """How many times the perplexity in windows of `first` that in windows of `last` is: a cell."""
+    both = [r[kind] for r in found if {str(first), str(last)} <= r.get(kind, {}).keys()]
+    far = [p[str(last)] / p[str(first)] for p in both]
+    return f"{statistics.mean(far):.3f}" if far else "-"
 
 
 def matrix_table(result):
