@@ -7307,21 +7307,27 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
                   runs=[dict(label="a", block_size=8, search=found, by_answer_at=at)])
     text = tables.retrieval_table(result)
     assert "documents of 16 tokens" in text
-    first, second = (cells_of(half) for half in text.split("nDCG@10 by the token"))
-    assert first[0] == ["model", "seeds", "8 (1x)", "16 (2x)"]
-    assert second[0] == ["model", "seeds", "0 to 8", "8 to 16"]
-    first, second = ({cells[0]: cells[1:] for cells in half} for half in (first, second))
-    assert first["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
-    assert first["a, its best window"][1] == "25.00 [18.75, 31.25]"
-    assert first["a, recall@1"][1] == "0.00 [0.00, 0.00]"
-    assert first["a, recall@10"] == first["a"]
-    assert first["a and BM25"][1] == "50.00 [43.75, 56.25]"
-    assert first["a, its best window, and BM25"][1] == "62.50 [56.25, 68.75]"
-    assert first["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]
-    assert first["BM25"][1:] == ["37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"]
-    assert second["a"][1:] == ["50.0", "-"] and second["a, its best window"][2] == "75.0"
-    assert second["a, the first 8 tokens alone"][1:] == ["25.0", "12.5"]
-    assert second["BM25"][1:] == ["62.5", "-"] and second["queries"][1:] == ["3", "4"]
+    parts = [part.partition(":\n\n") for part in re.split(r"\n\n(?=\w)", text)]
+    said = {title: cells_of(table) for title, _, table in parts}
+    assert all(table[0] == ["model", "seeds", "8 (1x)", "16 (2x)"]
+               for title, table in said.items() if "answer" not in title)
+    whole, *others, evidence = ({row[0]: row[1:] for row in table} for table in said.values())
+    assert list(whole) == ["model", "a", "BM25", "a, in the paper (MLDR, 512 tokens)"]
+    assert whole["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
+    assert whole["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]
+    assert whole["BM25"][1:] == ["37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"]
+    want = [("nDCG@10 by a document's best window of 8 tokens", "25.00 [18.75, 31.25]"),
+            ("nDCG@10 by the sum of two ranks, the whole document's and BM25's",
+             "50.00 [43.75, 56.25]"),
+            ("nDCG@10 by the sum of two ranks, the best window's and BM25's",
+             "62.50 [56.25, 68.75]"),
+            ("Recall@1, documents read as a whole", "0.00 [0.00, 0.00]"),
+            ("Recall@10, documents read as a whole", "12.50 [6.25, 18.75]")]
+    assert [(title, table["a"][1]) for title, table in zip(list(said)[1:], others)] == want
+    assert evidence["model"] == ["seeds", "0 to 8", "8 to 16"]
+    assert evidence["a"][1:] == ["50.0", "-"] and evidence["a, its best window"][2] == "75.0"
+    assert evidence["a, the first 8 tokens alone"][1:] == ["25.0", "12.5"]
+    assert evidence["BM25"][1:] == ["62.5", "-"] and evidence["queries"][1:] == ["3", "4"]
     result["runs"][0]["by_answer_at"] = None  # nobody knows where the answers are
     assert "answer" not in tables.retrieval_table(result)
     figures = drawn(monkeypatch)
@@ -7337,7 +7343,7 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
 def test_the_colours_of_many_scores(monkeypatch):
     """The better, the bluer: an accuracy of 90 %, an error or a distance of 10 %."""
     shares = []
-    monkeypatch.setattr(plot, "draw_cell", lambda *args: shares.append(args[-1]))
+    monkeypatch.setattr(plot, "draw_cell", lambda *args: shares.append(args[5]))
     for metric in ("accuracy", "auc", "error", "error_rate", "tvd", "tvd_last"):
         value = 90.0 if metric in ("accuracy", "auc") else 10.0
         plot.score_grid({"test": {"a": [{32: (value, value, value)}]}}, metric, "length")

@@ -71,33 +71,36 @@ def table(result):
     return text_table(result)
 
 
-READINGS = dict(whole="", windows=", its best window", whole_bm25=" and BM25",
-                windows_bm25=", its best window, and BM25")
+MEASURES = (("whole", "ndcg@10", "nDCG@10, documents read as a whole"),
+            ("windows", "ndcg@10", "nDCG@10 by a document's best window of {} tokens"),
+            ("whole_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the whole document's and "
+                                      "BM25's"),
+            ("windows_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the best window's and "
+                                        "BM25's"),
+            ("whole", "recall@1", "Recall@1, documents read as a whole"),
+            ("whole", "recall@10", "Recall@10, documents read as a whole"))
 
 
 def retrieval_table(result):
-    """nDCG@10 and recall in % by the length that documents are cut to."""
+    """A table for each measure, in %, by the length that documents are cut to."""
     lengths, T = [str(n) for n in result["lengths"]], result["runs"][0]["block_size"]
-    heads = [f"{int(n):,} ({int(n) // T}x)" for n in lengths]
-    rows = []
-    for label, found in grouped(result["runs"], "label").items():
-        for reading, words in READINGS.items():
-            cells = []
-            for n in lengths:
-                cells.append(percent([r["search"][reading][n]["ndcg@10"] for r in found
-                                      if n in r["search"][reading]]))
-            rows.append([label + words, len(found), *cells])
-        for metric in ("recall@1", "recall@10"):
-            cells = [percent([r["search"]["whole"][n][metric] for r in found
-                              if n in r["search"]["whole"]]) for n in lengths]
-            rows.append([f"{label}, {metric}", len(found), *cells])
-        theirs = result["paper"].get(label, ())
-        if theirs:
-            cells = [f"{n:.2f}" for n in theirs] + ["-"] * (len(lengths) - len(theirs))
-            rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
-    bm25 = [percent([result["runs"][0]["search"]["bm25"][n]["ndcg@10"]]) for n in lengths]
-    rows.append(["BM25", "-", *bm25])
-    return markdown(["model", "seeds", *heads], rows) + evidence_table(result, T)
+    heads = ["model", "seeds", *(f"{int(n):,} ({int(n) // T}x)" for n in lengths)]
+    groups, texts = grouped(result["runs"], "label"), []
+    for n, (reading, metric, words) in enumerate(MEASURES):
+        rows = []
+        for label, found in groups.items():
+            searches = [r["search"][reading] for r in found]
+            cells = [percent([by[T_][metric] for by in searches if T_ in by]) for T_ in lengths]
+            rows.append([label, len(found), *cells])
+        if not n:
+            bm25 = result["runs"][0]["search"]["bm25"]
+            rows.append(["BM25", "-", *(percent([bm25[T_]["ndcg@10"]]) for T_ in lengths)])
+            for label in [label for label in groups if label in result["paper"]]:
+                theirs = result["paper"][label]
+                cells = [f"{y:.2f}" for y in theirs] + ["-"] * (len(lengths) - len(theirs))
+                rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
+        texts.append(f"{words.format(T)}:\n\n{markdown(heads, rows)}")
+    return "\n\n".join(texts) + evidence_table(result, T)
 
 
 def evidence_table(result, T):
@@ -106,8 +109,8 @@ def evidence_table(result, T):
     if not where:
         return ""
     readings = dict(whole="", windows=", its best window", first=f", the first {T} tokens alone")
-    for label, found in grouped(result["runs"], "label").items():
-        for reading, words in readings.items():
+    for reading, words in readings.items():
+        for label, found in grouped(result["runs"], "label").items():
             known = [r["by_answer_at"][reading] for r in found if reading in r["by_answer_at"]]
             if known:
                 cells = [spread([100 * v for v in values if v is not None], ".1f")
