@@ -8103,8 +8103,9 @@ def test_a_random_search_from_one_command(home, here):
                 assert raw["test"] == pytest.approx(raw["by_length"][middle], abs=1e-5)
     page = (home / "results" / "README.md").read_text()
     ys = [t["tvd"]["bema"]["test"] for t in result["panels"][0]["schemes"]["peri"]["trials"]]
-    assert "n = 6, trained on 2, at 3 | peri | 2 | 0 |" in page
-    assert f"| {np.median(ys):.4f} |" in page and is_png(home / "results" / "postnorm_fig1.cpu.png")
+    table = page.partition("TVD, n = 6, trained on 2, at 3:")[2].partition("\n\nTVD, ")[0]
+    row, = re.findall(r"\| peri \| 2 \| 0 \|.*", table)
+    assert f"| {np.median(ys):.4f} |" in row and is_png(home / "results" / "postnorm_fig1.cpu.png")
     out, _ = command(home, *words[:2], "--trials", 1, "--device", "cpu")  # two are there
     assert "experiments.minimal" not in out
     path = next((home / "out" / "postnorm_fig1.cpu").glob("*.json"))
@@ -8132,7 +8133,7 @@ def test_every_random_search_is_made_drawn_and_put_in_a_table(entry_, metric, ho
     assert ("largest difference from the formula" in page) == (entry_ == "theorem")
     if entry_ == "fig3":  # whose trials are those of fig7
         out, _ = command(home, "reproduce.py", "postnorm_fig7", "--device", "cpu")
-        assert "experiments.minimal" not in out and "AUC at length" in out
+        assert "experiments.minimal" not in out and "\nAUC, k = 2, m = 2, " in out
 
 
 def test_a_random_search_by_hand(home):
@@ -8159,9 +8160,10 @@ def test_a_diverged_trial_is_counted_and_left_out():
         pre=dict(trials=[trial(0.5, 0.1), trial(0.2, 0.3), trial(None, None, False)]),
         post=dict(trials=[trial(None, None, False)]), peri=dict(trials=[trial(0.25, 0.1)])))]
     table = tables.search_table(dict(metric="tvd", panels=panels)).splitlines()
-    assert table[2].startswith("| a panel, at 3 | pre | 3 | 1 | 0.3500 | 0.5000 |")
-    assert table[3] == "| a panel, at 3 | post | 1 | 1 | - | - | - | - | 0 of 0, p = 1 | - |"
-    assert table[4].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 1 of 1, p = 1 | 0.50 |")
+    assert table[0] == "TVD, a panel, at 3:"
+    assert table[4].startswith("| pre | 3 | 1 | 0.3500 | 0.5000 |")
+    assert table[5] == "| post | 1 | 1 | - | - | - | - | 0 of 0, p = 1 | - |"
+    assert table[6].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 1 of 1, p = 1 | 0.50 |")
 
 
 def test_the_paired_sign_test():
@@ -8184,20 +8186,20 @@ def test_the_paired_sign_test():
                    peri=dict(trials=trials(0.6, 0.7, 0.8, 0.8, 0.4)))  # more is better: 3 of 4
     text = tables.search_table(dict(metric="auc", panels=[
         dict(name="a panel", at=[3, 3], schemes=schemes)]))
-    assert text.splitlines()[2].endswith("| - |") and "better than pre |" in text
-    assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 |") and "not corrected" in text
+    assert text.splitlines()[4].endswith("| - |") and "better than pre |" in text
+    assert text.splitlines()[5].endswith("| 3 of 4, p = 0.62 |") and "not corrected" in text
     schemes["pre_final"] = dict(trials=trials(0.5, 0.6, 0.9, 0.8, 0.4))  # a control of its own
     text = tables.search_table(dict(metric="auc", panels=[
         dict(name="a panel", at=[3, 3], schemes=schemes)]))
-    assert text.splitlines()[2].endswith("| - | 1 of 2, p = 1 |")
-    assert text.splitlines()[3].endswith("| 3 of 4, p = 0.62 | 2 of 3, p = 1 |")
-    assert text.splitlines()[4].endswith("| 1 of 2, p = 1 | - |")
+    assert text.splitlines()[4].endswith("| - | 1 of 2, p = 1 |")
+    assert text.splitlines()[5].endswith("| 3 of 4, p = 0.62 | 2 of 3, p = 1 |")
+    assert text.splitlines()[6].endswith("| 1 of 2, p = 1 | - |")
     for trial, ema in zip(schemes["pre"]["trials"], (0.6, 0.7, 0.6, None, 0.4)):  # of one alone
         trial["auc"]["ema"] = dict(test=ema, validation=ema, by_length=[ema])
     one = dict(metric="auc", panels=[dict(name="a panel", at=[3, 3], schemes=schemes)])
     assert tables.search_table(one) == text
     del schemes["peri"], schemes["pre_final"]
-    head, _, row = tables.search_table(one).splitlines()[:3]
+    head, _, row = tables.search_table(one).splitlines()[2:5]
     assert head.endswith("| median, EMA | best, EMA | median, BEMA | best, BEMA | better than pre "
                          "| EMA better than without | BEMA better than without |")
     assert row.endswith("| - | 2 of 3, p = 1 | 0 of 0, p = 1 |")

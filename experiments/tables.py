@@ -303,48 +303,57 @@ CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 
 def search_table(result):
     """
-    The dots of a random search: median and best of every scheme, of the last weights and of their
-    averages, and in how many of their shared trials it is better than the first, and than the
-    control, if there is one; of a search with EMA, also how often an average is better.
+    The dots of a random search, a table for each panel: median and best of every scheme, of the
+    last weights and of their averages, and in how many of their shared trials it is better than the
+    first, and than the control, if there is one; of a search with EMA, also how often an average is
+    better.
     """
-    metric, rows = result["metric"], []
-    schemes = list(result["panels"][0]["schemes"])
-    kinds = weights_of(result)
+    metric, kinds = result["metric"], weights_of(result)
+    name, texts = dict(tvd="TVD", auc="AUC").get(metric, metric), []
+    first, *schemes = result["panels"][0]["schemes"]
+    references = [first, CONTROL] if CONTROL in schemes else [first]
     averages = kinds[1:] if "ema" in kinds else []
-    first, references = schemes[0], [name for name in schemes if name in (schemes[0], CONTROL)]
+    head = ["scheme", "trials", "diverged", "median", "best"]
+    for weights in kinds[1:]:
+        head += [f"median, {weights.upper()}", f"best, {weights.upper()}"]
+    head += [f"better than {reference}" for reference in references]
+    head += [f"{weights.upper()} better than without" for weights in averages]
+    head += [f"best / {first}'s best"] if metric == "tvd" else []
     for panel in result["panels"]:
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
-        for scheme, found in panel["schemes"].items():
-            trials, cells = found["trials"], []
-            for weights in kinds:
-                known = [t[metric][weights]["test"] for t in trials]
-                known = [y for y in known if y is not None]
-                best = best_trial(trials, metric, weights)
-                cells.append(f"{statistics.median(known):.4f}" if known else "-")
-                cells.append(f"{best[metric][weights]['test']:.4f}" if best else "-")
-            for name in references:
-                reference = panel["schemes"][name]["trials"]
-                cells.append("-" if scheme == name else sign_cells(trials, reference, metric))
-            for weights in averages:
-                cells.append(sign_cells(trials, trials, metric, weights))
-            if metric == "tvd":  # a distance: how many times smaller?
-                cells.append(best_ratio(trials, panel["schemes"][first]["trials"]))
-            diverged = sum(not t["finite"] for t in trials)
-            rows.append([where, scheme, len(trials), diverged, *cells])
-    name = dict(tvd="TVD", auc="AUC").get(metric, metric)
-    head = [f"{name} at length", "scheme", "trials", "diverged", "median", "best"]
-    for weights in kinds[1:]:
-        head += [f"median, {weights.upper()}", f"best, {weights.upper()}"]
-    head += [f"better than {name}" for name in references]
-    head += [f"{weights.upper()} better than without" for weights in averages]
-    head += [f"best / {first}'s best"] if metric == "tvd" else []
-    text = markdown(head, rows)
-    text += (f"\n\nBetter than {' and '.join(references)}: in so many of the shared trials (the "
-             "same hyper-parameters and initial weights; raw weights; without ties and without "
-             "trials of which one has diverged); p by a two-sided sign test, not corrected for the "
-             "number of tests here.")
-    return text + "\n\n" + theorem_table(result["theorem"]) if "theorem" in result else text
+        rows = panel_rows(panel["schemes"], metric, kinds, references, averages)
+        texts.append(f"{name}, {where}:\n\n{markdown(head, rows)}")
+    texts.append(f"Better than {' and '.join(references)}: in so many of the shared trials (the "
+                 "same hyper-parameters and initial weights; raw weights; without ties and without "
+                 "trials of which one has diverged); p by a two-sided sign test, not corrected for "
+                 "the number of tests here.")
+    if "theorem" in result:
+        texts.append(theorem_table(result["theorem"]))
+    return "\n\n".join(texts)
+
+
+def panel_rows(schemes, metric, kinds, references, averages):
+    """A row for each scheme: what search_table says of it."""
+    rows = []
+    for scheme, found in schemes.items():
+        trials, cells = found["trials"], []
+        for weights in kinds:
+            known = [t[metric][weights]["test"] for t in trials]
+            known = [y for y in known if y is not None]
+            best = best_trial(trials, metric, weights)
+            cells.append(f"{statistics.median(known):.4f}" if known else "-")
+            cells.append(f"{best[metric][weights]['test']:.4f}" if best else "-")
+        for name in references:
+            reference = schemes[name]["trials"]
+            cells.append("-" if scheme == name else sign_cells(trials, reference, metric))
+        for weights in averages:
+            cells.append(sign_cells(trials, trials, metric, weights))
+        if metric == "tvd":  # a distance: how many times smaller?
+            cells.append(best_ratio(trials, schemes[references[0]]["trials"]))
+        diverged = sum(not t["finite"] for t in trials)
+        rows.append([scheme, len(trials), diverged, *cells])
+    return rows
 
 
 def sign_test(pairs):
