@@ -7283,8 +7283,9 @@ def test_tables_of_eval_by_hand():
     heads = ["iid 8", "iid 1,024", "far 8", "far 1,024"]
     found = cells_of(tables.lengths_table(result))
     assert found[0] == ["model", "runs", *heads]
-    assert found[1][:4] == ["a", "2", "56.25 ± 8.84", "56.25 ± 26.52"]
-    assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00")
+    assert found[1][:4] == ["a", "2", "56.25 (50 to 62.5)", "56.25 (37.5 to 75)"]
+    assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
+    assert found[2][:3] == ["b", "1", "50 [25, 75]"] and found[2][5].startswith("50 [")
 
 
 def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
@@ -7313,16 +7314,16 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
                for title, table in said.items() if "answer" not in title)
     whole, *others, evidence = ({row[0]: row[1:] for row in table} for table in said.values())
     assert list(whole) == ["model", "a", "BM25", "a, in the paper (MLDR, 512 tokens)"]
-    assert whole["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
+    assert whole["a"] == ["1", "12.5 [6.25, 18.75]", "18.75 [12.5, 25]"]
     assert whole["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]
-    assert whole["BM25"][1:] == ["37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"]
-    want = [("nDCG@10 by a document's best window of 8 tokens", "25.00 [18.75, 31.25]"),
+    assert whole["BM25"][1:] == ["37.5 [31.25, 43.75]", "43.75 [37.5, 50]"]
+    want = [("nDCG@10 by a document's best window of 8 tokens", "25 [18.75, 31.25]"),
             ("nDCG@10 by the sum of two ranks, the whole document's and BM25's",
-             "50.00 [43.75, 56.25]"),
+             "50 [43.75, 56.25]"),
             ("nDCG@10 by the sum of two ranks, the best window's and BM25's",
-             "62.50 [56.25, 68.75]"),
-            ("Recall@1, documents read as a whole", "0.00 [0.00, 0.00]"),
-            ("Recall@10, documents read as a whole", "12.50 [6.25, 18.75]")]
+             "62.5 [56.25, 68.75]"),
+            ("Recall@1, documents read as a whole", "0 [0, 0]"),
+            ("Recall@10, documents read as a whole", "12.5 [6.25, 18.75]")]
     assert [(title, table["a"][1]) for title, table in zip(list(said)[1:], others)] == want
     assert evidence["model"] == ["seeds", "0 to 8", "8 to 16"]
     assert evidence["a"][1:] == ["50.0", "-"] and evidence["a, its best window"][2] == "75.0"

@@ -13,9 +13,10 @@ from experiments import matrix, minimal, speed, trainings
 INTRO = """# Results
 
 Written by `reproduce.py` and `bench.py` from the JSON files beside this page; never by hand. ± is \
-the standard deviation over the seeds. A row of one seed has no spread, or in brackets the 95 % \
-interval of its test sequences: how well that one model was measured, not how another seed would \
-do. One seed claims no order between methods.
+the standard deviation over the seeds; of rates, which may be all or nothing, the lowest and the \
+highest seed stand in (round) brackets. A row of one seed has no spread, or in [square] brackets \
+the 95 % interval of its test sequences: how well that one model was measured, not how another \
+seed would do. One seed claims no order between methods.
 
 Almost everything is small (some 0.8M parameters on bytes of Python source, 1,000 to 0.5M on the \
 synthetic tasks, 1.8M of encoders), because that is what two CPU cores train in minutes. It \
@@ -234,11 +235,19 @@ def matrix_table(result):
 
 
 def percent(found):
-    """Rates {value, low, high} of all seeds -> mean and spread in %, or the one seed's interval."""
-    text = spread([100 * f["value"] for f in found], ".2f")
+    """
+    Rates {value, low, high} -> in %, the mean and range of several seeds, as one may have learned
+    what another has not; or one seed and its interval. A dash where there is nothing.
+    """
+    if not found:
+        return "-"
+    def number(y):
+        return f"{100 * y:.2f}".rstrip("0").rstrip(".")
+    values = [f["value"] for f in found]
+    low, mean, high = map(number, (min(values), statistics.mean(values), max(values)))
     if len(found) == 1:
-        text += f" [{100 * found[0]['low']:.2f}, {100 * found[0]['high']:.2f}]"
-    return text
+        return f"{mean} [{number(found[0]['low'])}, {number(found[0]['high'])}]"
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def task_table(result):
