@@ -94,12 +94,12 @@ ENTRIES = {
                 "others have no QK-norm and are pre-norm, but for peri, which has RoPE.",
                 "The learning rate is its family's, chosen among 2e-3, 4e-3 and 8e-3 by the "
                 "validation perplexity of one method in runs an eighth as long: lm_rates.",
-                "Twenty-two of the 29 rows have run, one seed each: they claim no order. Nothing "
+                "Twenty-four of the 29 rows have run, one seed each: they claim no order. Nothing "
                 "is finished: over the last fifth of the steps, while the learning rate fell, the "
                 "validation perplexity of these rows fell by 3.5 (relative) to 7.5 % (nope).",
                 "TRA's rows differ from the others in QK-norm and learning rate, too. Compiled "
                 "were learned, nope, sinusoidal, label, t5, kerple, relative, cable_nw, k_cable, "
-                "cope_sep, fire, cope_alibi and what was trained on 128.",
+                "cope_sep, cope_relative, fire, cope_alibi and what was trained on 128.",
                 "An order at one budget may not hold at another: after a quarter of the text ALiBi "
                 "was above RoPE at the training length, in three seeds of each (cable_table1: "
                 "4.20, 3.75); here, in one, it is below (2.63, 2.74).",
@@ -111,8 +111,8 @@ ENTRIES = {
                 "to 255 tokens before it.",
                 "TRA survives and reads no farther. K-CABLE, CABLE without the query's weight "
                 "(cable_nw) and KERPLE are lowest at 512 or 1,024, then they lose 1 to 2 %. CoPE "
-                "loses 14 to 19 %. All others lose more than half, RoPE and what has RoPE inside "
-                "(diff, peri) most of it just beyond 256.",
+                "loses 14 to 19 %, with relative embeddings 28. All others lose more than half, "
+                "RoPE and what has RoPE inside (diff, peri) most of it just beyond 256.",
                 "CABLE's paper has 22.32 at 1,024 and 20.33 at 15,360, 8.9 % less. Here, in "
                 "windows that do not overlap, it is 8.4 % less at 16 times the length. Of that 1.1 "
                 "% is far context; the rest is cold starts, or context within 256.",
