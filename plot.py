@@ -288,8 +288,9 @@ def draw_lengths(axes, groups, look, titles, data):
     right.xaxis.set_major_formatter("{x:,.0f}")
     right.set(xlabel="position in the window", ylabel="loss (nats)",
               title=f"inside a window of {max(data['lengths']):,} tokens")
+    trained = {data["trained"][label] for label in groups if label in data["trained"]}
     for ax, kind in zip(axes, (*titles, "loss")):
-        for length in data["trained"]:
+        for length in trained:
             training_length(ax, length)
         known = {label: lines[kind] for label, lines in groups.items() if kind in lines}
         draw(ax, known, look)
@@ -312,10 +313,11 @@ def perplexity_dots(args, data, groups):
 
 
 def text_runs(path):
-    """-> what eval.py says about all runs, and {label: its lines}."""
+    """-> what eval.py says about all runs and their training lengths, and {label: its lines}."""
     data = read_json(path)
-    data["trained"] = {r["block_size"] for r in data["runs"]}
-    return data, {label: text_lines(rows) for label, rows in grouped(data["runs"]).items()}
+    groups = grouped(data["runs"])
+    data["trained"] = {label: rows[0]["block_size"] for label, rows in groups.items()}
+    return data, {label: text_lines(rows) for label, rows in groups.items()}
 
 
 def text_lines(rows):

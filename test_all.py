@@ -4719,12 +4719,16 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
         row["perplexity"]["16"] = 99.0 - row["perplexity"]["8"]
     for row in rows[-2:]:
         row["perplexity"].popitem()
+        row["block_size"] = 4
     path.write_text(json.dumps(dict(runs=rows, lengths=[8, 16], tokens=9, data=dict(sha256=""))))
     plot.main(["lengths", str(path)])
     said = labels_of(figures[2])
     assert said[:6] == [f"m{n}" for n in (9, 8, 7, 6, 5, 4)] and said.index("m10") > 6
     titled = [bool(ax.get_title()) for ax in figures[2].axes]
     assert titled == [True, True, False, False]
+    dotted = [{line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":"
+               and line.get_label() == "training length"} for ax in figures[2].axes]
+    assert dotted == [{8}, {8}, {8, 4}, {8, 4}]
 
 
 def test_scores_of_several_runs_are_those_of_each_alone(trained, home):
