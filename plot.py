@@ -235,8 +235,9 @@ def length_axis(ax, lengths):
 def lengths(args):
     """
     Perplexity by window length (left); of tokens with half a window before them, after eval.py
-    --strided (middle); loss by position in the longest window (right). Of many models those with
-    the lowest perplexity in the longest windows come first, each row of panels with its own axes.
+    --strided (middle); loss by position in the longest window (right). Many models take several
+    rows of panels, each with its own axes: first those with the lowest perplexity in the longest
+    windows, if --models does not say otherwise.
     """
     data, groups = read(args.json, text_runs)
     for model in args.models or []:
@@ -245,9 +246,11 @@ def lengths(args):
     groups = {label: groups[label] for label in args.models or groups}
     if len(data["lengths"]) == 1 and len(groups) > MOST_LINES:
         return perplexity_dots(args, data, groups)
-    look = looks(groups)
-    for label, lines in committed(data).items():
-        groups[label] = lines
+    if len(groups) > MOST_LINES and not args.models:
+        order = sorted(groups, key=lambda label: last_perplexity(groups[label], data["lengths"]))
+        groups = {label: groups[label] for label in order}
+    look, contrast = looks(groups), committed(data)
+    for label in contrast:
         look[label] = dict(color=color_of(label), lw=1.8, ls="--", marker="s", zorder=2)
     titles = dict(perplexity=f"{data['tokens']:,} tokens, the same at every length")
     if any("strided" in lines for lines in groups.values()):
@@ -255,14 +258,10 @@ def lengths(args):
                              "or more to look back on")
     if len(data["lengths"]) == 1:  # a dot for each would say no more than the numbers
         titles = {}
-    parts = [list(groups)]
-    if len(groups) > MOST_LINES:
-        rows = math.ceil(len(groups) / MOST_LINES)
-        order = sorted(groups, key=lambda label: last_perplexity(groups[label], data["lengths"]))
-        parts = [list(part) for part in np.array_split(order, rows)]
+    parts = np.array_split(list(groups), math.ceil(len(groups) / MOST_LINES))
     fig, axes = panels(len(titles) + 1, 5.2, 4.4 * len(parts), len(parts), sharey=False)
     for row, part in zip(axes, parts):
-        draw_lengths(row, {label: groups[label] for label in part}, look, titles, data)
+        draw_lengths(row, {label: groups[label] for label in part} | contrast, look, titles, data)
         legend(row[None])
     for ax in axes[1:].flat:
         ax.set_title("")  # as in the first row
@@ -270,9 +269,10 @@ def lengths(args):
 
 
 def last_perplexity(lines, lengths):
-    """In the longest windows; of a model that ends before them, infinite."""
+    """In the longest windows; infinite, where a model ends before them or has no number."""
     x, ys = lines["perplexity"]
-    return np.mean(ys, 0)[x.index(max(lengths))] if max(lengths) in x else math.inf
+    last = np.mean(ys, 0)[x.index(max(lengths))] if max(lengths) in x else math.inf
+    return math.inf if math.isnan(last) else last
 
 
 def draw_lengths(axes, groups, look, titles, data):
@@ -393,11 +393,12 @@ def curves(args):
 
 def named(paths, parse):
     """{label: what it has read}: of a run folder its name, or the path where two are alike."""
-    folders = [Path(path).resolve().name for path in paths]
+    paths = list(dict.fromkeys(Path(path) for path in paths))
+    folders = [path.resolve().name for path in paths]
     groups = {}
     for path, folder in zip(paths, folders):
-        own = folder if folders.count(folder) == 1 else path
         for label, run in read(path, parse):
+            own = folder if folders.count(folder) == 1 and folder not in groups else str(path)
             groups.setdefault(label or own, []).append(run)
     return groups
 

@@ -4703,7 +4703,10 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
     seed = dict(label="m4", history=[[it, dict(iid=dict(answer_error=0.5))] for it in (1, 2)])
     path.write_text(json.dumps(dict(runs=[*rows, seed])))
     plot.main(["errors", str(path)])
-    said = [t.get_text() for t in figures.pop(1).axes[0].texts]
+    texts = figures.pop(1).axes[0].texts
+    said = [t.get_text() for t in texts]
+    inks = {t.get_text(): t.get_color() for t in texts}
+    assert inks["4 to 50"] == inks["27"] and set(inks.values()) == {"black", "white"}
     assert "27" in said and "4 to 50" in said and "8 to 50" in said and len(said) == 24
     best = [p.get_facecolor() for p in ax.patches][0]
     assert best == plot.WORST_TO_BEST(1.0)  # of an error, 0 is the best
@@ -4722,8 +4725,19 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
         row["block_size"] = 4
     path.write_text(json.dumps(dict(runs=rows, lengths=[8, 16], tokens=9, data=dict(sha256=""))))
     plot.main(["lengths", str(path)])
-    said = labels_of(figures[2])
-    assert said[:6] == [f"m{n}" for n in (9, 8, 7, 6, 5, 4)] and said.index("m10") > 6
+    above, below = ([text.get_text() for text in figures[2].axes[n].get_legend().get_texts()]
+                    for n in (1, 3))
+    assert above[:6] == [f"m{n}" for n in (9, 8, 7, 6, 5, 4)]
+    assert below[:5] == [f"m{n}" for n in (3, 2, 1, 0, 10)]
+    names = [f"m{n}" for n in range(11)]
+    plot.main(["lengths", str(path), "--models", *names])
+    said = [name for name in labels_of(figures[3]) if name in names]
+    assert said == names
+    rows[0]["perplexity"]["16"] = math.nan  # of m0
+    path.write_text(json.dumps(dict(runs=rows, lengths=[8, 16], tokens=9, data=dict(sha256=""))))
+    plot.main(["lengths", str(path)])
+    said = [name for name in labels_of(figures[4]) if name in names]
+    assert said == [f"m{n}" for n in (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10)]
     titled = [bool(ax.get_title()) for ax in figures[2].axes]
     assert titled == [True, True, False, False]
     dotted = [{line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":"
@@ -6411,6 +6425,11 @@ def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch, tmp_p
     shutil.copytree(trained / "cable", tmp_path / "cable-my.txt-nano")  # a folder, not a JSON
     command(trained, "plot.py", "curves", tmp_path / "cable-my.txt-nano")
     assert labels_of(figures[2]) == ["cable-my.txt-nano"]
+    monkeypatch.chdir(tmp_path / "cable-my.txt-nano")
+    plot.main(["curves", ".", str(tmp_path / "cable-my.txt-nano"), "--out", "x.png"])
+    assert set(labels_of(figures.pop())) == {".", str(tmp_path / "cable-my.txt-nano")}
+    plot.main(["curves", ".", "./", "--out", "x.png"])
+    assert labels_of(figures.pop()) == ["cable-my.txt-nano"]
     shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
     command(trained, "plot.py", "curves", "tra", tmp_path / "tra", "--out", tmp_path / "x.png")
     assert labels_of(figures[3]) == ["tra", str(tmp_path / "tra")]
@@ -7261,11 +7280,21 @@ def test_tables_of_eval_by_hand():
     strided = ["a", "2", "4.250 ± 1.414", "3.750 ± 1.414"]
     assert cells_of(tables.text_table(result | dict(strided_tokens=9))) == [
         *one, one[0], [*strided, f"{(2.75 / 3.25 + 4.75 / 5.25) / 2:.3f}"]]
-    longer = dict(runs_[0], label="b", strided={"8": 2.0, "16": 4.0, "32": 3.0})
-    longer = result | dict(lengths=[8, 16, 32], strided_tokens=9, runs=[*runs_, longer])
-    assert cells_of(tables.text_table(longer))[-3:] == [  # from 16 on all have a whole window of 8
-        ["model", "seeds", "8", "16", "32", "32 / 16"],
-        ["b", "1", "2.000", "4.000", "3.000", "0.750"], [*strided, "-", "-"]]
+    assert "training window" not in tables.text_table(result | dict(strided_tokens=9))
+    more = [dict(runs_[0], label="b", strided={"8": 2.0, "16": 4.0, "32": 3.0}),
+            dict(runs_[0], label="c", strided={"8": 2.0, "16": 4.0, "32": math.nan}),
+            dict(runs_[0], label="d", strided={"8": 4.0, "16": 2.0, "32": 1.0}), runs_[0] | dict(
+                label="d", strided={"8": 2.0, "16": 2.0, "32": 1.0}), dict(runs_[0], label="e")]
+    del more[-1]["strided"]
+    found = tables.text_table(result | dict(lengths=[8, 16, 32], strided_tokens=9,
+                                            runs=[*runs_, *more]))
+    assert "From windows of 16 on that is all the 8 tokens of a training window" in found
+    heads, *shown = cells_of(found)[-5:]
+    assert heads == ["model", "seeds", "8", "16", "32", "32 / 8", "32 / 16"]
+    assert [row[0] for row in shown] == ["d", "b", "a", "c"]  # e was not read like that
+    assert shown[0][1:4] == ["2", "3.000 ± 1.414", "2.000 ± 0.000"]
+    assert shown[0][4:] == ["1.000 ± 0.000", "0.375", "0.500"]
+    assert shown[1][-2:] == ["1.500", "0.750"] and shown[2] == [*strided, "-", "-", "-"]
     for x2, said in ((4.3605, " (unfinished: 3% lower with x2)"), (4.3695, ""), (5, ""),
                      (3.6, " (unfinished: 20% lower with x2)")):  # the two runs' mean is 4.5
         longer = [dict(runs_[0], label="a x2", perplexity={"8": x2, "16": 1})]
@@ -7287,9 +7316,9 @@ def test_tables_of_eval_by_hand():
     heads = ["iid 8", "iid 1,024", "far 8", "far 1,024"]
     found = cells_of(tables.lengths_table(result))
     assert found[0] == ["model", "runs", *heads]
-    assert found[1][:4] == ["a", "2", "56.25 (50 to 62.5)", "56.25 (37.5 to 75)"]
+    assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
-    assert found[2][:3] == ["b", "1", "50 [25, 75]"] and found[2][5].startswith("50 [")
+    assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
 
 
 def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
@@ -7318,16 +7347,16 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
                for title, table in said.items() if "answer" not in title)
     whole, *others, evidence = ({row[0]: row[1:] for row in table} for table in said.values())
     assert list(whole) == ["model", "a", "BM25", "a, in the paper (MLDR, 512 tokens)"]
-    assert whole["a"] == ["1", "12.5 [6.25, 18.75]", "18.75 [12.5, 25]"]
+    assert whole["a"] == ["1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"]
     assert whole["a, in the paper (MLDR, 512 tokens)"] == ["-", "30.50", "-"]
-    assert whole["BM25"][1:] == ["37.5 [31.25, 43.75]", "43.75 [37.5, 50]"]
-    want = [("nDCG@10 by a document's best window of 8 tokens", "25 [18.75, 31.25]"),
+    assert whole["BM25"][1:] == ["37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"]
+    want = [("nDCG@10 by a document's best window of 8 tokens", "25.00 [18.75, 31.25]"),
             ("nDCG@10 by the sum of two ranks, the whole document's and BM25's",
-             "50 [43.75, 56.25]"),
+             "50.00 [43.75, 56.25]"),
             ("nDCG@10 by the sum of two ranks, the best window's and BM25's",
-             "62.5 [56.25, 68.75]"),
+             "62.50 [56.25, 68.75]"),
             ("Recall@1, documents read as a whole", "0 [0, 0]"),
-            ("Recall@10, documents read as a whole", "12.5 [6.25, 18.75]")]
+            ("Recall@10, documents read as a whole", "12.50 [6.25, 18.75]")]
     assert [(title, table["a"][1]) for title, table in zip(list(said)[1:], others)] == want
     assert evidence["model"] == ["seeds", "0 to 8", "8 to 16"]
     assert evidence["a"][1:] == ["50.0", "-"] and evidence["a, its best window"][2] == "75.0"

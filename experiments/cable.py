@@ -147,8 +147,8 @@ ENTRIES = {
                 "have learned little order yet.",
                 "In the paper's Table 1, with hundreds to thousands of times as many tokens, "
                 "learned, sinusoidal and t5 are within 7 % of CABLE at the training length. Read "
-                "their rows for the shape beyond 256, not for the level. Learned positions cannot "
-                "go past their table: a dash.",
+                "all of these rows for the shape beyond 256, not for the level. Learned positions "
+                "cannot go past their table: a dash.",
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; the other models take it as it is.",
             ]),
@@ -210,8 +210,9 @@ ENTRIES = {
             "at 1x all are alike and RoPE's validation loss is the lowest (cable_fig6). It is "
             "what the paper says of RoPE; that CABLE beats ALiBi one seed cannot say, nor does it "
             "look so.",
-            "A part of the growth is that the answer comes into the text: it begins in the first "
-            "128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 grows, too (1.7 times).",
+            "A part of CABLE's and ALiBi's growth is that the answer comes into the text: it "
+            "begins in the first 128 tokens for 68 of 800 queries, in 2,048 for 560, and BM25 "
+            "grows, too (1.7 times).",
             "Sinusoidal positions fall from 7.8 at 1x to 2.2 at 16x (in the paper from 13.6 to 0); "
             "learned ones end at 128 tokens. By the best window of 128 both find as RoPE does (23 "
             "and 21 at 16x).",

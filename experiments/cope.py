@@ -105,10 +105,10 @@ ENTRIES = {
                      "2,000 steps (13 %). On sparse strings CoPE has 0 to .3 %, RoPE 10 to 16 and "
                      "learned positions 10 and 15 (24 in the run that had not learned it), though "
                      "they had twice CoPE's steps.",
-                     "For RoPE more steps do not look like the cure: in validation its mean is 17 "
-                     "% at step 700 and 16 at 2,000.",
-                     "Each of CoPE's three seeds is better than each of the six others, by a "
-                     "factor of 30 or more. One learning rate for all.",
+                     "For RoPE more steps do not look like the cure: on sparse strings in "
+                     "validation its mean is 17 % at step 700 and 16 at 2,000.",
+                     "On sparse strings each of CoPE's three seeds is better than each of the six "
+                     "others, by a factor of 30 or more. One learning rate for all.",
                      "A sparse string has its write far back, among next to nothing but ignored "
                      "bits: no training string of 256 tokens is like that. Dense strings, which "
                      "the paper does not have, have 0 % (CoPE), 0 to 2 (RoPE), 1 to 11.",
@@ -135,9 +135,9 @@ ENTRIES = {
                 "CoPE alone copies among fewer and more blanks than it has seen: two of three "
                 "seeds make at most 3 errors in 2,000 strings. The third was not done: 56 to 57 % "
                 "of the strings are wrong in all three test sets, by 2.5 % of their symbols.",
-                "RoPE and learned positions have no string right there, in any seed; in "
-                "distribution they were still learning. In the paper learned positions, too, have "
-                "74 % of the dense strings right.",
+                "Of the dense and sparse strings RoPE and learned positions have none right, in "
+                "any seed; in distribution they were still learning. In the paper learned "
+                "positions, too, have 74 % of the dense strings right.",
             ]),
         paper=dict(note="batch, optimizer and P are ours, the paper has none, and that an error is "
                         "a wrong sequence is inferred",
@@ -187,10 +187,10 @@ ENTRIES = {
                 "Pass 10: CoPE has 9.7 to 13.7 % of the answers wrong, relative embeddings 14.3 "
                 "to 18.7: each seed of CoPE is better than each of theirs, the order of the "
                 "paper, by less (p .1; the nearest two are within each other's intervals).",
-                "Of the 5.1 points between the means 4.0 are at answers of 1 to 3; at 4 to 7 the "
-                "seeds overlap (7 to 27 % wrong, 12 to 30), and 7.4 % are answers of 8 to 10, "
-                "which one training program in 2,000 has and none of these runs gets right: this "
-                "does not show that CoPE counts further.",
+                "Of the 5.1 points of pass 10 between the means 4.0 are at answers of 1 to 3; at "
+                "4 to 7 the seeds overlap (7 to 27 % wrong, 12 to 30), and 7.4 % are answers of 8 "
+                "to 10, which one training program in 2,000 has and none of these runs gets "
+                "right: this does not show that CoPE counts further.",
                 "With more idle operations than in training both make next to no error, where the "
                 "paper has 8.8 % for relative embeddings.",
             ]),
@@ -225,10 +225,10 @@ ENTRIES = {
                      "On sparse strings CoPE has .8 % of the reads wrong or less in six of eight "
                      "sizes, and 8 and 17 % with two layers and two heads (in the paper the "
                      "fourth and the second worst of eight; its worst, 128/4/4, has .8 here).",
-                     "RoPE has 13 to 41 %, learned positions 18 to 37, with twice the steps. CoPE "
-                     "is better than either in each of the eight sizes (sign test: p .008), but "
-                     "four runs of learned positions and one of RoPE had not learned the task in "
-                     "distribution. One seed a size, one learning rate.",
+                     "On sparse strings RoPE has 13 to 41 %, learned positions 18 to 37, with "
+                     "twice the steps. CoPE is better than either in each of the eight sizes "
+                     "(sign test: p .008), but four runs of learned positions and one of RoPE had "
+                     "not learned the task in distribution. One seed a size, one learning rate.",
                      "In distribution CoPE and RoPE make next to no errors, but for the smallest "
                      "RoPE (15 %, in the paper 14). Learned positions had not learned the task in "
                      "2,000 steps with 64 channels (13 to 21 %; two other seeds of 256/4/4 had: "
@@ -349,9 +349,9 @@ SECTIONS = {
             "So those eight fail by the attention on far keys. The table's end is not all of it: "
             "dropped only beyond its own table, three of the eight have 100 % (iid), the others 0 "
             "to 54.",
-            "Nor is the table's length: with the farther keys on entry 7 instead, 0 to 9 % of all "
-            "nine, the two that had 100 included, though at 256 tokens it helps six of nine and "
-            "harms one.",
+            "Nor is it the table's length: with the farther keys on entry 7 instead, 0 to 9 % of "
+            "all nine, the two that had 100 included, though at 256 tokens it helps six of nine "
+            "and harms one.",
             "Dropping costs a little where little was wrong: dense 96 to 90 (P = 16, seed 1339), "
             "sparse 67 to 56 (P = 8, seed 1339).",
             "That there are fewer keys does much of it: with the last 64 tokens alone, as in "

@@ -201,13 +201,14 @@ SEARCHES = {
                 "Tomita 7: the peri schemes have the best trials, and peri is better than pre in "
                 "18 of 25 paired trials (p .04, one of ten tests here); the paper has all schemes "
                 "alike on it.",
-                "An ordinary final norm is better than pre in 18, too, and neither peri scheme is "
-                "shown to be better than that (15 and 13).",
-                "A norm on the attention's output alone is worse than pre here (better in 7, p "
-                ".04, too), where on Dyck languages it was not.",
-                "What differs is above all who has learned the language in 1,000 of the paper's "
-                "100,000 steps: within the training length the AUC is above .9 in 16 trials of 25 "
-                "(peri), 13 (peri_init), 8 (pre_final), 2 (pre, post) and 1 (output).",
+                "On Tomita 7 an ordinary final norm is better than pre in 18, too, and neither "
+                "peri scheme is shown to be better than that (15 and 13).",
+                "On Tomita 7 a norm on the attention's output alone is worse than pre here "
+                "(better in 7, p .04, too), where on Dyck languages it was not.",
+                "What differs on Tomita 7 is above all who has learned the language in 1,000 of "
+                "the paper's 100,000 steps: within the training length the AUC is above .9 in 16 "
+                "trials of 25 (peri), 13 (peri_init), 8 (pre_final), 2 (pre, post) and 1 "
+                "(output).",
                 "Tomita 3 nearly no trial has learned (medians of .78 to .84 within the training "
                 "length). Beyond it all are alike, .76 to .77: peri_init and pre_final are better "
                 "than pre in 20 and 19 of 25, by .01; peri, which the paper has ahead, in 14. BEMA "
@@ -228,11 +229,12 @@ SEARCHES = {
             "The trials of postnorm_fig3. A norm on the attention's output alone tells complete "
             "strings from incomplete ones up to four times the training length in every trial, "
             "with k = 2 and 8: an AUC above .99 in 25 of 25.",
-            "Where it differs from one of the paper's four schemes in a trial it is better, but "
-            "for 3 trials of peri and 4 of peri_init with k = 8. The others are above .99 in 17 "
-            "and 21 (peri_init), 18 and 12 (pre_final), 12 and 18 (peri), 5 and 6 (pre), 7 and 4 "
-            "(post).",
-            "In the paper the peri schemes do it robustly; here every scheme's best trial does."]),
+            "Where the norm on the output differs from one of the paper's four schemes in a trial "
+            "it is better, but for 3 trials of peri and 4 of peri_init with k = 8. The others are "
+            "above .99 in 17 and 21 (peri_init), 18 and 12 (pre_final), 12 and 18 (peri), 5 and 6 "
+            "(pre), 7 and 4 (post).",
+            "In the paper the peri schemes tell them apart robustly; here the best trial of every "
+            "scheme does."]),
     ),
 }
 

@@ -14,9 +14,9 @@ INTRO = """# Results
 
 Written by `reproduce.py` and `bench.py` from the JSON files beside this page; never by hand. ± is \
 the standard deviation over the seeds; of rates, which may be all or nothing, the lowest and the \
-highest seed stand in (round) brackets. A row of one seed has no spread, or in [square] brackets \
-the 95 % interval of its test sequences: how well that one model was measured, not how another \
-seed would do. One seed claims no order between methods.
+highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in \
+[square] brackets the 95 % interval of its test sequences: how well that one model was measured, \
+not how another seed would do. One seed claims no order between methods.
 
 Almost everything is small (some 0.8M parameters on bytes of Python source, 1,000 to 0.5M on the \
 synthetic tasks, 1.8M of encoders), because that is what two CPU cores train in minutes. It \
@@ -184,22 +184,28 @@ def text_table(result):
 
 
 def strided_table(result, rows_of, T):
-    """Does it use what it sees? The rows that gain the most come first; "" where none was read."""
+    """Does it use what it sees? "" where no run was read like that."""
     if "strided_tokens" not in result:
         return ""
-    lengths, rows = result["lengths"], []
-    base = 2 * T if 2 * T in lengths[:-1] else T
+    lengths, last, rows = result["lengths"], result["lengths"][-1], []
+    bases = [n for n in (T, 2 * T) if n in lengths[:-1]]
     for model, found in rows_of.items():
-        cells = [spread(at_length(found, "strided", n), ".3f") for n in lengths]
-        cells.append(far_ratio(found, "strided", lengths[-1], base))
-        rows.append([model, len(found), *cells])
-    rows.sort(key=lambda row: math.inf if row[-1] == "-" else float(row[-1]))
-    heads = [f"{n:,}" for n in lengths] + [f"{lengths[-1]:,} / {base:,}"]
-    whole = (f" From windows of {base:,} on all have a whole training length." if base > T else "")
-    return ("\n\nStrided: windows that overlap by half, of which only the second half is scored, "
+        found = [r for r in found if "strided" in r]
+        if found:
+            cells = [spread(at_length(found, "strided", n), ".3f") for n in lengths]
+            ratios = [far_ratio(found, "strided", last, n) for n in bases]
+            rows.append([model, len(found), *cells, *ratios])
+    if bases:  # a dash, or what is no number, comes last
+        gain = {"-": math.inf, "nan": math.inf}
+        rows.sort(key=lambda row: gain.get(row[-len(bases)]) or float(row[-len(bases)]))
+    heads = [f"{n:,}" for n in lengths] + [f"{last:,} / {n:,}" for n in bases]
+    text = ("Strided: windows that overlap by half, of which only the second half is scored, "
             f"{result['strided_tokens']:,} tokens, the same at every length: each has at least "
-            f"half a window to look back on.{whole}\n\n"
-            + markdown(["model", "seeds", *heads], rows))
+            "half a window to look back on.")
+    if 2 * T in bases:
+        text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
+                 f"window, or more. The rows are sorted by {last:,} / {T:,}.")
+    return f"\n\n{text}\n\n{markdown(['model', 'seeds', *heads], rows)}"
 
 
 def at_length(found, kind, n):
@@ -237,12 +243,13 @@ def matrix_table(result):
 def percent(found):
     """
     Rates {value, low, high} -> in %, the mean and range of several seeds, as one may have learned
-    what another has not; or one seed and its interval. A dash where there is nothing.
+    what another has not, and no range where all are alike; or one seed and its interval. A dash
+    where there is nothing.
     """
     if not found:
         return "-"
     def number(y):
-        return f"{100 * y:.2f}".rstrip("0").rstrip(".")
+        return f"{100 * y:.0f}" if y in (0, 1) else f"{100 * y:.2f}"
     values = [f["value"] for f in found]
     low, mean, high = map(number, (min(values), statistics.mean(values), max(values)))
     if len(found) == 1:
