@@ -7260,11 +7260,18 @@ def cells_of(table):
     return [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
 
 
-def test_every_machine_is_named_with_its_commits():
+def test_every_machine_is_named_with_its_commits(tmp_path):
     one = dict(gpu=None, cpu="A", threads=1, torch="2", python="3", commit="x")
     found = tables.machines([one, one | dict(cpu="B", threads=2), one | dict(commit="w")])
     assert found == ("A, 1 thread, torch 2, Python 3, commits w, x; "
                      "B, 2 threads, torch 2, Python 3, commit x")
+    runs_ = [dict(model="a", block_size=8, perplexity={"8": 2.0}, environment=e)
+             for e in (one, one | dict(cpu="B"))]  # a section has those of its runs
+    whole = dict(runs=runs_, lengths=[8], environment=one)
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    section = dict(about="It.", commands=["do"], json=["a.json"], table="text_table")
+    said = "\n".join(tables.section_part("a", section, tmp_path))
+    assert "A, 1 thread" in said and "B, 1 thread" in said
 
 
 def test_tables_of_eval_by_hand():

@@ -728,7 +728,9 @@ def section_part(name, section, folder):
     commands = section.get("commands") or [result["command"] for result in found]
     make = globals()[section.get("table", "bench_table")]
     text = "\n\n".join(map(make, found))
-    return part(name, section["about"], commands, machines(r["environment"] for r in found), text,
+    measured = [r.get("environment", result["environment"]) for result in found
+                for r in result.get("runs", [result])]
+    return part(name, section["about"], commands, machines(measured), text,
                 section.get("reads", []), section.get("figures", []))
 
 
