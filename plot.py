@@ -392,13 +392,18 @@ def curves(args):
 
 
 def named(paths, parse):
-    """{label: what it has read}: of a run folder its name, or the path where two are alike."""
-    paths = list(dict.fromkeys(Path(path) for path in paths))
-    folders = [path.resolve().name for path in paths]
+    """
+    {label: what it has read}: a JSON's own labels, of a run folder its name, or its path where that
+    is another's name as well.
+    """
+    found = {path: read(path, parse) for path in map(Path, paths)}
+    names = [path.resolve().name for path in found]
+    names += {label for rows in found.values() for label, _ in rows if label}
     groups = {}
-    for path, folder in zip(paths, folders):
-        for label, run in read(path, parse):
-            own = folder if folders.count(folder) == 1 and folder not in groups else str(path)
+    for path, rows in found.items():
+        folder = path.resolve().name
+        own = folder if names.count(folder) == 1 else str(path)
+        for label, run in rows:
             groups.setdefault(label or own, []).append(run)
     return groups
 

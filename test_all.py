@@ -6433,6 +6433,10 @@ def test_curves_and_errors_have_a_line_for_every_run(trained, monkeypatch, tmp_p
     shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
     command(trained, "plot.py", "curves", "tra", tmp_path / "tra", "--out", tmp_path / "x.png")
     assert labels_of(figures[3]) == ["tra", str(tmp_path / "tra")]
+    rows = [dict(label="tra", loss=[[1, 2.0]], val_loss=[[1, 2.0]])]  # and a row of this name
+    (tmp_path / "x.json").write_text(json.dumps(dict(runs=rows)))
+    plot.main(["curves", str(tmp_path / "tra"), str(tmp_path / "x.json")])
+    assert labels_of(figures.pop()) == [str(tmp_path / "tra"), "tra"]
 
 
 @pytest.mark.slow
@@ -7427,8 +7431,15 @@ def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     assert result["runs"][2]["iter"] == 3  # a row's own flag goes before the entry's
     page = (home / "results" / "README.md").read_text()
     scores = [r["scores"]["16"]["dense"]["exact_match"] for r in result["runs"]]
-    assert f"| {tables.percent(scores[:2])} | 99.5 |" in page
-    assert f"| {tables.percent(scores[2:])} | - |" in page
+
+    def number(y):
+        return f"{100 * y:.0f}" if y in (0, 1) else f"{100 * y:.2f}"
+    ys = [s["value"] for s in scores[:2]]
+    mean, low, high = map(number, (np.mean(ys), min(ys), max(ys)))
+    apart = f" ({low} to {high})" if low != high else ""
+    assert f"| {mean}{apart} | 99.5 |" in page
+    value, low, high = (number(scores[2][name]) for name in ("value", "low", "high"))
+    assert f"| {value} [{low}, {high}] | - |" in page
     assert is_png(home / "results" / "flips.cpu.png") and "flips.cpu.steps.png" in page
     # entries of one group share their runs; the figures show what the table has first
     columns = [("dense", "dense", "glitch_rate")]
