@@ -46,6 +46,7 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font
 
 REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
 KINDS = ("attention", "step", "distance", "position", "qk", "bias")
+MARKS = {"blank line": "¶", "block begins": ":"}  # in a map of a long text
 MOST_KINDS = 12  # of tokens in a figure
 # in a page: the units in 1, what stands for a number that is not finite, and what is too large
 UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
@@ -174,8 +175,10 @@ def attention(args):
             else:
                 line_ticks(ax, labels, head == 0)
         fig.colorbar(image, ax=row[-1], shrink=0.8)
-    fig.suptitle(f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across",
-                 fontsize=11)
+    title = f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across"
+    if set(MARKS) & set(sorts_of(labels)) and len(labels) > 70:
+        title += "\na tick: a line begins, after a blank one (¶), as a block (:)"
+    fig.suptitle(title, fontsize=11)
     runs.write_figure(fig, args.out or path.parent / "attention.png")
 
 
@@ -204,7 +207,10 @@ def token_ticks(axis, labels, size):
 
 
 def line_ticks(ax, labels, words):
-    """In a text too long for a tick a token: where lines begin, and, with words, what they say."""
+    """
+    In a text too long for a tick a token: where lines begin, across with a mark after what ended
+    there (MARKS), down, with words, with what they say.
+    """
     starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
     if len(starts) == 1:
         return
@@ -214,7 +220,8 @@ def line_ticks(ax, labels, words):
         room = words and line and start >= free
         said.append(line[:24].replace("$", r"\$") if room else "")
         free = start + len(labels) / 55 if room else free
-    ax.set_xticks(starts, ["" for _ in starts])
+    ends = [None, *(sorts_of(labels)[start - 1] for start in starts[1:])]
+    ax.set_xticks(starts, [MARKS.get(end, "") for end in ends], fontsize=6)
     ax.set_yticks(starts, said, fontsize=6)
 
 
@@ -403,7 +410,7 @@ def steps_by_kind(model, config, args):
         seen = np.tri(x.shape[1], dtype=bool) & (y[0] != -1)[:, None]               # (T, T)
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
         if runs.kind_of(config) == "text":
-            labels = list(map(sort_of, labels))
+            labels = sorts_of(labels)
         if args.pairs:  # the first token has none before it
             labels = [None, *map(" ".join, zip(labels, labels[1:]))]
         for kind, step, queries in zip(labels, np.moveaxis(steps, -1, 0), seen.sum(0)):
@@ -418,11 +425,28 @@ def steps_by_kind(model, config, args):
     return kinds, np.stack([total[kind] / times[kind] for kind in kinds], -1)
 
 
+def sorts_of(labels):
+    """What sort of token each of a text is, by its label. Of line ends there are three."""
+    sorts, line = [], "."  # what the line has so far; the first may have begun before
+    for label in labels:
+        before, end, after = label.rpartition("\\n")
+        if not end:
+            line += label
+            sorts.append(sort_of(label))
+            continue
+        words = (line + before).rpartition("\\n")[2].removesuffix("\\r")
+        words = words.replace("\\t", " ").strip()
+        if not words:
+            sorts.append("blank line")
+        else:
+            sorts.append("block begins" if words[-1] in ":{" else "line end")
+        line = after
+    return sorts
+
+
 def sort_of(label):
-    """What sort of token of a text it is, by its label; the end of a text is a sign."""
+    """Of a token without a line end; the end of a text is a sign."""
     word = label.strip()
-    if "\\n" in word:
-        return "line end"
     if word in ("", "\\t"):
         return "space"
     if word.isidentifier():

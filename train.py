@@ -251,6 +251,9 @@ def check_rules(c, resuming):
         words, fits = RULES.get(name, NUMBER)
         if not fits(value):
             runs.fail(f"--{name} must be {words}")
+    least = runs.find_task(c.data).least_batch
+    if c.batch_size < least * int(os.environ.get("WORLD_SIZE", 1)):
+        runs.fail(f"--data {c.data} needs a --batch_size of at least {least} for each process")
     if resuming:
         return
     for name, value in runs.models()[c.model][1].items():

@@ -45,6 +45,7 @@ class Task:
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     stretches = True           # whether a larger block_size makes the sequences longer
     source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
+    least_batch = 1            # sequences that a batch of one process needs for a loss
     for_encoders = False       # whether its models see later tokens, too (model_bert.py)
     kept = {}                  # {name: int64 tensor} of what a checkpoint keeps for the task, so
     #     that it can be used, continued and built upon without the text that it was made from

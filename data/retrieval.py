@@ -53,6 +53,7 @@ class Task(text.CutTask):
 
     kind = "pairs"
     splits = text.SPLITS
+    least_batch = 2  # one pair has nothing to tell its document from
     # paper: CABLE, section 5.2: 1.25 million samples once; nano: for one CPU core
     defaults = {
         "nano": dict(
@@ -171,12 +172,8 @@ class Task(text.CutTask):
     def loss(self, model, x, y):
         """
         InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
-        overlaps the query's own is no negative: it may be as right. Raises ValueError for a single
-        pair.
+        overlaps the query's own is no negative: it may be as right.
         """
-        if len(x) < 2:
-            raise ValueError("a batch of one pair has nothing to tell its document from: "
-                             "--batch_size must be at least 2 for each process")
         query, document, negative = x.split((self.query_size, self.block_size, self.block_size), 1)
         B, some = len(x), (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
