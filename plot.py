@@ -922,7 +922,7 @@ def matrix_legend(fig, ax, row):
     bar.set_ticks([0, 1], labels=["the column's worst\n(or a difference that matters)", "its best"])
     bar.outline.set_visible(False)
     hatched = plt.Rectangle((0, 0), 1, 1, fc="lightgray", ec="white", hatch="////", lw=0)
-    ax.legend([hatched], ["not finished: validation perplexity fell by more than 3 %\n"
+    ax.legend([hatched], ["not finished: validation perplexity fell by more than 1 %\n"
                           "over the last fifth of its training"], loc="upper left",
               bbox_to_anchor=(0, -0.12 * row), fontsize=9)
 
