@@ -482,7 +482,7 @@ def evaluate_pairs(args, loaded, device, context, words):
         show_search(row, lengths)
     about = dict(corpus=tasks[0].corpus, sha256=tasks[0].source)
     return dict(data=about, split=split, queries=len(queries), documents=len(documents),
-                chance=chance, lengths=lengths, readings=READINGS, runs=rows)
+                chance=chance, lengths=lengths, readings=READINGS, answers=of.tolist(), runs=rows)
 
 
 def show_search(row, lengths):

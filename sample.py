@@ -20,7 +20,7 @@ import torch
 import runs
 from data.text import absolute, cut_to, encode, get_encoding, identify, own_files
 
-LONGEST = 32  # an encoder reads at most this many training lengths of a file
+LONGEST = 32  # training lengths: a file is ranked by so much of it at most
 BEST = 10     # files that a search names
 
 
@@ -84,8 +84,6 @@ def read_prompt(args):
             prompt = Path(args.prompt_file).read_bytes()
         except OSError as e:
             runs.fail(f"could not read {args.prompt_file}: {e.strerror}")
-    if prompt == b"":
-        runs.fail("the prompt is empty; leave it out to begin a new document")
     return prompt
 
 
@@ -129,6 +127,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
     if prompt is None or where is None:
         runs.fail(f"{path} is an encoder, which writes no text: give it a --prompt to answer, and "
                   "a file or folder to search with --data")
+    if not prompt.strip():
+        runs.fail("the prompt is empty: a search needs words")
     try:
         encoding = get_encoding(config["tokenizer"])
         table = cut_to(checkpoint["kept"].get("vocabulary", ()))
@@ -139,19 +139,23 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
         runs.fail(f"{path} keeps more tokens than its model has")
     T = config["block_size"]
     query = table[encoding.encode_ordinary(prompt.decode("utf-8", "replace"))]
-    if not prompt.strip():
-        runs.fail("the prompt is empty: a search needs words")
     tokens = [encoding.encode_ordinary(text) for text in texts.values()]
-    cut = [table[ids[:LONGEST * T]] for ids in tokens]
+    ours = [table[ids] for ids in tokens]
     asked = runs.embed(model, [query[:min(config["query_size"], T)]], device, context)[0]
+    most = LONGEST * T
     try:
-        score = runs.embed(model, cut, device, context) @ asked
+        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ asked
     except ValueError as e:  # an encoding that ends
         print(f"{runs.complaint(e)}: ranked by their first {T}", file=sys.stderr)
-        score = runs.embed(model, [ids[:T] for ids in cut], device, context) @ asked
+        most = T
+        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ asked
+    longer = sum(len(ids) > most for ids in ours)
+    if longer and most > T:
+        print(f"{longer} of {len(ours)} files are ranked by their first {most:,} tokens",
+              file=sys.stderr)
     for n in (-score).argsort(kind="stable")[:BEST]:
         name, ids = list(texts)[n], tokens[n]
-        windows = [cut[n][start:start + T] for start in range(0, max(1, len(cut[n])), T)]
+        windows = [ours[n][start:start + T] for start in range(0, len(ids), T)]
         best = int((runs.embed(model, windows, device, context) @ asked).argmax()) * T
         line = encoding.decode(ids[:best]).count("\n") + 1
         said = " ".join(encoding.decode(ids[best:best + T]).split())
@@ -159,10 +163,14 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
 
 
 def read_files(where):
-    """{name: text} of the files of a folder, or of one file. Raises ValueError."""
+    """{name: text} of a folder's files, or of one file, without blank ones. Raises ValueError."""
     identify(where)
     files = own_files(absolute(where))
-    return {name: file.read_text(errors="replace") for name, file in files.items()}
+    texts = {name: file.read_text(errors="replace") for name, file in files.items()}
+    texts = {name: text for name, text in texts.items() if text.strip()}
+    if not texts:
+        raise ValueError(f"{where} has no text in it")
+    return texts
 
 
 def main(argv=None):
@@ -184,9 +192,14 @@ def main(argv=None):
         return search(model, path, config, checkpoint, prompt, args.data, device, context)
     if args.data is not None:
         runs.fail(f"--data is for encoders that search; {path} does not")
+    if runs.is_encoder(model):
+        runs.fail(f"{path} is an encoder that names masked tokens; to search with it: "
+                  f"python train.py --data retrieval --init_from {path.parent}")
     if kind != "text":
         runs.fail(f"{path} was trained on {config['data']}, which has no text to write; "
                   "see python eval.py and python maps.py")
+    if prompt == b"":
+        runs.fail("the prompt is empty; leave it out to begin a new document")
     try:
         encoding = get_encoding(config["tokenizer"])
         if encoding.n_vocab > config["vocab_size"]:

@@ -3306,12 +3306,15 @@ def test_which_definitions_are_asked_for(library, monkeypatch):
         return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
                            for n in names).encode()
     ten = [f"number{n}" for n in range(10)]
-    texts = [("train", file("one", "same")), ("train", file("same", "two")), ("test", file(*ten))]
+    still = file("three") + b"\n\n# it is THREE  that does this."
+    texts = [("train", file("one", "same", "apart")), ("train", file("same", "two")),
+             ("test", file(*ten)), ("val", file("apart", "four")), ("val", still)]
     with monkeypatch.context() as patch:
         patch.setattr(data.text, "open_corpus", lambda corpus: texts)
         splits = data.retrieval.from_documents("any")
     assert [(query, n) for query, n, _ in splits["train"][1]] == [
         ("It is one that does this.", 0), ("It is two that does this.", 1)]
+    assert [query for query, *_ in splits["val"][1]] == ["It is four that does this."]
     assert len(splits["test"][1]) == data.retrieval.ASKED == 8
     task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=64)
     _, every, _, at = task.collection("train", 10**6)
@@ -3520,6 +3523,20 @@ def test_windows_and_where_the_answer_begins():
     places = dict(whole={12: whole[16]}, windows={12: ones[16]})  # a length that is no power of 2
     found = evaluation.by_evidence(places, first, np.array([0, 9, 11]), 4)
     assert found["edges"] == [0, 4, 8, 12] and found["queries"] == [1, 0, 2]
+    both = {16: ones[16], 32: first}  # 16 times the training length, though more was read
+    found = evaluation.by_evidence(dict(whole=both, windows=both), first, np.array([0, 0, 0]), 1)
+    assert found["length"] == 16 and found["whole"][0] == 1
+
+
+def test_the_loss_of_pairs_is_not_rounded_under_autocast(library):
+    task = data.retrieval.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=32)
+    x, y = map(torch.from_numpy, task.batch("train", 12, rng()))
+
+    def model(idx, pooled):
+        return F.normalize(torch.randn(len(idx), 16, generator=torch.Generator().manual_seed(0)))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = task.loss(model, x, y)
+    close(rounded, task.loss(model, x, y), 1e-6)
 
 
 def test_a_search_by_an_oracle():
@@ -3545,6 +3562,34 @@ def test_a_search_by_an_oracle():
     assert places["windows"][2][0] == places["windows"][2][2] == 1
     assert places["bm25"] == {L: [3, 1, 1] for L in (2, 4, 6)}
     assert places["whole_bm25"][4][0] == 2 and places["windows_bm25"][6][0] == 3
+
+
+def test_the_files_that_answer_best(tmp_path, capsys):
+    """A model that sees the share of z: the files in order, their best windows, what is left out."""
+    def embed(idx):
+        share = (idx == data.text.UNK + 1 + ord("z")).sum(1) / (idx != 0).sum(1).clamp(min=1)
+        return torch.stack((share, (1 - share**2).sqrt()), 1)
+    model = types.SimpleNamespace(config=types.SimpleNamespace(n_embd=2), embed=embed)
+    config = dict(tokenizer="bytes", vocab_size=256 + 3, block_size=8, query_size=4)
+    checkpoint = dict(kept=dict(vocabulary=torch.arange(256)))
+    texts = {"half.py": "z-z-z-z-", "lines.py": "--\n--\n--zz--\n", "blank.py": " \n", "none.py": "",
+             "long.py": 200 * "-\n" + "z-z-z-z-"}  # its end lies beyond 32 x 8 tokens
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    prompt = b"zz--" + 30 * b"z"  # cut to four tokens: a share of one half
+    sample.search(model, "r", config, checkpoint, prompt, tmp_path, "cpu", contextlib.nullcontext())
+    out, err = capsys.readouterr()
+
+    def score(share):
+        return f"{0.5 * share + math.sqrt(0.75 * (1 - share**2)):.3f}"
+    assert out.splitlines() == [f"{score(.5)}  half.py:1  z-z-z-z-",
+                                f"{score(2 / 13)}  lines.py:3  zz--",
+                                f"{score(0)}  long.py:201  z-z-z-z-"]
+    assert err == "1 of 3 files are ranked by their first 256 tokens\n"
+    for name in ("half.py", "lines.py", "long.py"):
+        (tmp_path / name).unlink()
+    with pytest.raises(SystemExit, match="has no text in it"):
+        sample.search(model, "r", config, checkpoint, prompt, tmp_path, "cpu", None)
 
 
 def test_what_is_asked_in_a_search(library, monkeypatch):
@@ -3578,8 +3623,8 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     assert all(np.array_equal(groups, of) for groups in grouped)
     assert "must be multiples of the training length, 32" in complaint(
         library, "eval.py", "r", "--lengths", 33)
-    row, = json.loads((library / "r" / "eval.json").read_text())["runs"]
-    assert row["by_answer_at"]["queries"]
+    found = json.loads((library / "r" / "eval.json").read_text())
+    assert found["answers"] == of.tolist() and found["runs"][0]["by_answer_at"]["queries"]
     prepare = data.retrieval.prepare
 
     def without_places(*args):  # as MLDR: nobody knows where the answers are
@@ -3640,6 +3685,7 @@ def test_what_an_encoder_refuses(library, trained):
     command(library, "train.py", "--data", "retrieval", "--model", "bert_learned", *common,
             "--query_size", 16, "--out_dir", "r")
     start = "train.py", "--data", "retrieval", "--query_size", 16, *common
+    (library / "empty").mkdir()
     for words, said in (
             ((*start, "--model", "cable"), "retrieval needs an encoder, which reads both ways"),
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
@@ -3647,13 +3693,14 @@ def test_what_an_encoder_refuses(library, trained):
             ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
             ((*start, "--init_from", "m", "--model", "bert_rope"), "its model is bert_cable, "),
             ((*start, "--init_from", "gone"), "no checkpoint at gone"),
-            ((*start, "--init_from", trained / "cable"), "its "),
+            ((*start, "--init_from", trained / "cable"), "its model is cable, the new run's bert_"),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
             (("sample.py", "r"), "is an encoder, which writes no text"),
-            (("sample.py", "r", "--prompt", "", "--data", "library"), "the prompt is empty"),
+            (("sample.py", "r", "--prompt", "", "--data", "library"), "the prompt is empty: a"),
             (("sample.py", "r", "--prompt", " \n ", "--data", "library"), "the prompt is empty: a"),
+            (("sample.py", "r", "--prompt", "x", "--data", "empty"), "has no text in it"),
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
-            (("sample.py", "m", "--prompt", "x"), "which has no text to write"),
+            (("sample.py", "m", "--prompt", "x"), "train.py --data retrieval --init_from m"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
@@ -3665,7 +3712,6 @@ def test_what_an_encoder_refuses(library, trained):
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
     assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
-    (library / "empty").mkdir()
     (library / "one").mkdir()
     (library / "one" / "a.py").write_text("x = 1\n")
     (library / "short").mkdir()

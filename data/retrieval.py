@@ -7,9 +7,9 @@ Retrieval: which document answers this query? (CABLE section 5.2, Table 2)
 Real pairs from what every machine has: the query is the first paragraph of the docstring of a
 function or class; all such docstrings on lines of their own are removed. To train on, the document
 is a window of block_size tokens with the definition in it; to test, a whole file of other packages,
-of which an encoder may read as much as it can, the definition anywhere in it. Text that is not
-Python gives up some of its sentences as queries. A query that occurs twice, or still stands in its
-document, is left out.
+of which an encoder may read as much as it can, the definition anywhere in it. (Only `packages` is
+split by package; stdlib and your own text are by file.) Text that is not Python gives up some of
+its sentences as queries. A query that occurs twice, or still stands in its document, is left out.
 msmarco has its own queries and passages, and is tested on MLDR's long documents.
 
 The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find
@@ -172,13 +172,15 @@ class Task(text.CutTask):
     def loss(self, model, x, y):
         """
         InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
-        overlaps the query's own is no negative: it may be as right.
+        overlaps the query's own is no negative: it may be as right. (One farther into the same
+        class is, though it may answer, too.)
         """
         query, document, negative = x.split((self.query_size, self.block_size, self.block_size), 1)
         B, some = len(x), (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
-        score = q @ d.T / self.temperature                               # (B, B and negatives)
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 would round what is divided
+            score = q.float() @ d.float().T / self.temperature           # (B, B and negatives)
         of, start, other, first = y.T
         near = (start[:, None] - torch.cat((start, first[some]))).abs() < self.block_size
         same = near & (of[:, None] == torch.cat((of, other[some])))
@@ -239,8 +241,9 @@ def prepare(corpus, tokenizer):
         if corpus not in text.CORPORA:
             corpus = str(text.absolute(corpus))
         folder, source, _ = text.look_up(corpus, tokenizer)
-    made_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-    source = f"{source}, made by {made_by}"  # an edit of this file makes them anew
+    code = Path(__file__).read_bytes() + Path(text.__file__).read_bytes()
+    made_by = hashlib.sha256(code).hexdigest()[:8]
+    source = f"{source}, made by {made_by}"  # an edit of these files makes them anew
     path = pairs_file(folder)
     with text.locked(path):
         arrays = load(path)

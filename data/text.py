@@ -108,7 +108,8 @@ class Task(tasks.Task):
             need = 2 if split == "test" else self.block_size + 1
             if have < need:
                 raise ValueError(f"{self.data} is too short: its {split} split has {have} tokens "
-                                 f"and needs {need}; give more text or a smaller --block_size")
+                                 f"and needs {need}; give more text"
+                                 + (" or a smaller --block_size" if self.block_size > 1 else ""))
             with open(folder / self.source[:16] / f"{split}.bin", "rb") as f:
                 if fcntl:  # as long as the stream is there, nobody removes its file
                     fcntl.flock(f, fcntl.LOCK_SH)
@@ -607,7 +608,8 @@ def hub(repository, config, **kwargs):
     try:
         from datasets import load_dataset
     except ImportError as e:
-        raise ValueError(f"{repository} comes as parquet files: pip install datasets") from e
+        where = kwargs.get("data_files", repository)
+        raise ValueError(f"{where} is read by an optional package: pip install datasets") from e
     try:
         return load_dataset(repository, config, **kwargs)
     except Exception as e:  # the library's own errors for "offline" are many
@@ -615,7 +617,7 @@ def hub(repository, config, **kwargs):
         raise ValueError(
             f"could not load {kwargs.get('data_files', repository)} ({type(e).__name__}: {said}). "
             "A download that broke off continues when you are online again. Offline: --data "
-            "stdlib, or your own file or folder") from e
+            "stdlib, or your own file or folder (of an encoder's task --corpus)") from e
 
 
 def wikitext():

@@ -6,8 +6,11 @@ import json
 import math
 import statistics
 
+import numpy as np
+
 import experiments
 import runs
+from eval import bootstrap, ndcg
 from experiments import matrix, minimal, speed, trainings
 
 INTRO = """# Results
@@ -101,7 +104,32 @@ def retrieval_table(result):
                 cells = [f"{y:.2f}" for y in theirs] + ["-"] * (len(lengths) - len(theirs))
                 rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *cells])
         texts.append(f"{words.format(T)}:\n\n{markdown(heads, rows)}")
-    return "\n\n".join(texts) + evidence_table(result, T)
+    return "\n\n".join(texts) + paired_table(result, T) + evidence_table(result, T)
+
+
+def paired_table(result, T):
+    """By how much the rows differ from the first over the same queries, documents read whole."""
+    lengths, groups = [str(n) for n in result["lengths"]], grouped(result["runs"], "label")
+    first, *others = groups
+    rows, known = [], {}
+    for label, found in groups.items():
+        places = [r["places"] for r in found if set(lengths) <= r["places"].keys()]
+        if places:
+            known[label] = {n: np.mean([ndcg(np.array(p[n])) for p in places], 0) for n in lengths}
+    for label in others:
+        if label in known and first in known:
+            cells = []
+            for n in lengths:
+                apart = 100 * (known[label][n] - known[first][n])
+                low, high = bootstrap(apart, np.array(result["answers"]))
+                cells.append(f"{apart.mean():.1f} [{low:.1f}, {high:.1f}]")
+            rows.append([f"{label} - {first}", *cells])
+    if not rows:  # a single row
+        return ""
+    heads = ["difference", *(f"{int(n):,} ({int(n) // T}x)" for n in lengths)]
+    return (f"\n\nnDCG@10 of documents read as a whole, minus {first}'s over the same queries: of the "
+            "mean of each row's seeds, with the 95 % interval over documents. (Other seeds would "
+            f"add to it.)\n\n{markdown(heads, rows)}")
 
 
 def evidence_table(result, T):

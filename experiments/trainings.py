@@ -128,7 +128,7 @@ def train(out, start, device, run):
 
 # what all runs of a table must have alike
 MEASURED = ("data", "dtype", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
-            "queries", "documents", "chance", "readings")
+            "queries", "documents", "chance", "readings", "answers")
 
 
 def training(row, entry, scale, device, run):
