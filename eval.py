@@ -56,7 +56,7 @@ class Run(NamedTuple):
 def windows(stream, T, tokens, step):
     """
     Cut stream (N + 1,) into windows of T tokens, one every `step` -> batches x, y (B, T) of about
-    so many tokens, y the next ones. What is left at the end is a shorter window, a batch of its
+    `tokens` tokens, y the next ones. What is left at the end is a shorter window, a batch of its
     own.
     """
     N = len(stream) - 1
@@ -689,14 +689,14 @@ def main(argv=None):
         if kind == "pairs" and args.data == name:  # its --data is a corpus
             args.data = None
         if kind != "pairs" and args.data not in (None, name):
-            if not kind == runs.find_task(args.data).kind == "text":
+            if (kind, runs.find_task(args.data).kind) != ("text", "text"):
                 runs.fail(f"{run.path} was trained on {name}, not on {args.data}: it can be "
                           f"scored on {'text' if kind == 'text' else name} only")
     own, usual = runs.SCORED[kind]
-    for other, (size, _) in runs.SCORED.items():
-        for flag in (size, "strided") if other == "text" else (size,):
-            if other != kind and getattr(args, flag):
-                runs.fail(f"--{flag} is for {CALLED[other]}; {CALLED[kind]} has --{own}")
+    flags = [("text", "strided"), *((other, size) for other, (size, _) in runs.SCORED.items())]
+    for other, flag in flags:
+        if other != kind and getattr(args, flag):
+            runs.fail(f"--{flag} is for {CALLED[other]}; {CALLED[kind]} has --{own}")
     if getattr(args, own) is None:
         setattr(args, own, usual)
     folder = loaded[0].path.parent if len(loaded) == 1 else runs.ROOT / "out"

@@ -264,7 +264,7 @@ def steps(args):
 
 def same_tokens(known, own):
     """What the runs so far have read, if any, is what this one reads."""
-    if own != (known or own):
+    if known and known != own:
         runs.fail("these runs read different sequences: take runs of one task, and --length "
                   "where their block_size differs")
     return own

@@ -393,8 +393,8 @@ def curves(args):
 
 def named(paths, parse):
     """
-    {label: what it has read}: a JSON's own labels, of a run folder its name, or its path where that
-    is another's name as well.
+    {label: what was read}. Labels are a JSON's own; a run folder's is its name, or its path where
+    another has that name, too.
     """
     found = {path: read(path, parse) for path in map(Path, paths)}
     names = [path.resolve().name for path in found]
@@ -423,7 +423,7 @@ def losses(path):
 
 
 def thinned(points, most=40):
-    """[[step, loss], ...] -> at most so many, each the mean of those since the one before."""
+    """[[step, loss], ...] -> `most` of them at most, each the mean since the one before."""
     n = max(1, -(-len(points) // most))
     found = []
     for start in range(0, len(points), n):
@@ -479,10 +479,9 @@ def evidence(ax, where, groups, look):
         known = [r["by_answer_at"]["whole"] for r in rows if "whole" in r["by_answer_at"]]
         if known:
             lines[label] = places, 100 * np.array(known, float)
-        first = [r["by_answer_at"]["first"] for r in rows if "first" in r["by_answer_at"]]
-        if first:
-            ax.plot(places, 100 * np.array(first, float).mean(0), color=look[label]["color"],
-                    ls=DASH_DOT_DOT)
+        first = [r["by_answer_at"]["first"] for r in rows]
+        ax.plot(places, 100 * np.array(first, float).mean(0), color=look[label]["color"],
+                ls=DASH_DOT_DOT)
     draw(ax, lines, look)
     T = next(iter(groups.values()))[0]["block_size"]
     ax.plot([], [], color="gray", ls=DASH_DOT_DOT, label=f"their first {T} tokens alone")
@@ -673,7 +672,8 @@ def steps(history, split, metric):
 
 def positions(args):
     """Of a task whose right answer is a distribution: TVD or AUC by position, a panel per split."""
-    rows, groups = read(args.json, distribution_runs)
+    data, groups = read(args.json, searches)
+    rows = data["runs"]
     known = [metric for metric in METRICS if rows and all(metric in row for row in rows)]
     if not known or (args.metric and args.metric not in known):
         has = f", it has {', '.join(known)}" if known else ""
@@ -694,11 +694,6 @@ def positions(args):
     axes[0, 0].set_ylabel(metric_label(metric))
     legend(axes)
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(f".{metric}.png"))
-
-
-def distribution_runs(path):
-    rows = read_json(path)["runs"]
-    return rows, grouped(rows)
 
 
 def smooth(ys):
@@ -939,8 +934,8 @@ def reading(args):
     if not survived and not read_far:
         runs.fail(f"{args.json} has neither strided perplexity nor answers by distance")
     look = looks(survived | read_far)
-    fig, (axes,) = panels(2, 5.4, 4.4, sharey=False)
-    left, right = axes
+    fig, axes = panels(2, 5.4, 4.4, sharey=False)
+    left, right = axes[0]
     lengths = sorted({T for xs, _ in survived.values() for T in xs})
     if lengths:
         length_axis(left, lengths)
@@ -955,7 +950,7 @@ def reading(args):
     if trained:
         training_length(right, trained)
     draw(right, read_far, look)
-    legend(np.array([axes]))
+    legend(axes)
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".reading.png"))
 
 

@@ -380,7 +380,8 @@ def add_run_flags(parser, bema=""):
 
 def setup(args):
     """
-    --device, --dtype and --kernel -> the device, a context to run models in, and both in words.
+    --device, --dtype and --kernel -> the device, a context to run models in, and all three in
+    words.
     auto is cuda, else mps, else cpu. Under torchrun every process takes a GPU of its own.
     """
     for flag, known in (("dtype", ("auto", "float32", "bfloat16")), ("kernel", ("auto", "off"))):
@@ -476,8 +477,9 @@ HALF = ".nanope-tmp"  # what a half-written file is called, with the number of i
 
 def write_safely(path, write, size=0):
     """
-    write(tmp) and rename: a full disk or a kill leaves the file as it was, and what dead processes
-    left beside it goes. size: the bytes it needs, to be said of a full disk. Raises OSError.
+    write(tmp) and rename: a full disk or a kill leaves the file as it was. Half-written files of
+    dead processes beside it are removed. size: the bytes it needs, for the message about a full
+    disk. Raises OSError.
     """
     remove_strays(path.parent)
     tmp = Path(f"{path}{HALF}{os.getpid()}")
@@ -687,6 +689,8 @@ def check_config(config):
         task = data.find(config["data"])
     except ValueError:
         return  # a text or task that is gone: the model can still be used
+    if task.kind == "numbers":
+        raise ValueError(f"its data is {config['data']}: numbers, not tokens")
     check_types(config, get_type_hints(task))
     for field in dataclasses.fields(task):
         if field.name not in config:
@@ -780,15 +784,6 @@ def text_flag(config):
     return "corpus" if "corpus" in config else "data"
 
 
-def load_weights(model, checkpoint, path):
-    """The checkpoint's weights into the model; what does not fit fails in one line."""
-    try:
-        model.load_state_dict(checkpoint["model"])
-    except RuntimeError:
-        fail(f"the weights in {path} do not fit --model {checkpoint['config']['model']}: "
-             "they are another model's, or the model file has changed since")
-
-
 def update_ema(bema, model, t, config):
     """EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, with beta_t = (rho + t)^-kappa."""
     for name, p in model.named_parameters():
@@ -813,12 +808,12 @@ def load_run(path, device, bema=False):
     checkpoint = load_checkpoint(path)
     config = checkpoint["config"]
     model = make_model(config)
-    load_weights(model, checkpoint, path)
+    model.load_state_dict(checkpoint["model"])
     if bema:
         kept = checkpoint.get("bema", {})
         if "ema" not in kept or kept["ema"].keys() != kept.get("start", {}).keys():
             fail(f"{path} has no BEMA weights: it was trained without --bema")
-        averaged = bema_weights(checkpoint["model"], checkpoint["bema"], checkpoint["iter"], config)
+        averaged = bema_weights(checkpoint["model"], kept, checkpoint["iter"], config)
         model.load_state_dict(averaged, strict=False)
     return model.to(device).eval(), config, checkpoint
 

@@ -3565,19 +3565,20 @@ def test_a_search_by_an_oracle():
 
 
 def test_the_files_that_answer_best(tmp_path, capsys):
-    """A model that sees the share of z: the files in order, their best windows, what is left out."""
+    """A model that sees the share of z: the files in order, their best windows; blank ones not."""
     def embed(idx):
         share = (idx == data.text.UNK + 1 + ord("z")).sum(1) / (idx != 0).sum(1).clamp(min=1)
         return torch.stack((share, (1 - share**2).sqrt()), 1)
     model = types.SimpleNamespace(config=types.SimpleNamespace(n_embd=2), embed=embed)
     config = dict(tokenizer="bytes", vocab_size=256 + 3, block_size=8, query_size=4)
     checkpoint = dict(kept=dict(vocabulary=torch.arange(256)))
-    texts = {"half.py": "z-z-z-z-", "lines.py": "--\n--\n--zz--\n", "blank.py": " \n", "none.py": "",
-             "long.py": 200 * "-\n" + "z-z-z-z-"}  # its end lies beyond 32 x 8 tokens
+    texts = {"half.py": "z-z-z-z-", "lines.py": "--\n--\n--zz--\n", "blank.py": " \n",
+             "none.py": "", "long.py": 200 * "-\n" + "z-z-z-z-"}  # its end lies beyond 32 x 8 tokens
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     prompt = b"zz--" + 30 * b"z"  # cut to four tokens: a share of one half
-    sample.search(model, "r", config, checkpoint, prompt, tmp_path, "cpu", contextlib.nullcontext())
+    sample.search(model, "r", config, checkpoint, prompt, tmp_path, "cpu",
+                  contextlib.nullcontext())
     out, err = capsys.readouterr()
 
     def score(share):
@@ -3722,7 +3723,7 @@ def test_what_an_encoder_refuses(library, trained):
         (library / "few" / f"{n}.py").write_text("\n".join(
             f'def f_{n}_{k}():\n    """Say the word {k} of the file {n}."""\n    return {k}\n'
             for k in range(2)))
-    for folder, said in (("empty", "has no text in it"), ("one", "is too few documents"),
+    for folder, said in (("empty", "has no text in it"), ("one", "has too few documents"),
                          ("short", "has too few pairs of query and document"),
                          ("few", "has a single document to search in its test split")):
         assert said in complaint(library, *start, "--corpus", folder)
@@ -5163,6 +5164,7 @@ FOREIGN = {  # what was changed in a checkpoint of ours, and what is said about 
     "a truth": (set_config(block_size=True), "block_size=True is no int"),
     "nan": (set_config(dropout=math.nan), "dropout=nan"),
     "30 digits": (set_config(block_size=10**30), "block_size=1000"),
+    "numbers": (set_config(data="max_retrieval"), "its data is max_retrieval: numbers, not tokens"),
     "an odd name": (set_config(**{"a b": 1}), "a setting called 'a b'"),
     "another size": (set_config(n_embd=8), "do not fit --model cable"),
     "a bad choice": (set_config(norm="no"), "norm='no' is not one of pre, post"),
@@ -7404,9 +7406,9 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
     at = dict(length=16, edges=[0, 8, 16], queries=[3, 4], whole=[0.5, None], first=[0.25, 0.125],
               windows=[0.375, 0.75], bm25=[0.625, None])
     result = dict(lengths=[8, 16], paper=dict(a=[30.5]),
-                  runs=[dict(label="a", block_size=8, search=found, by_answer_at=at)])
+                  runs=[dict(label="a", block_size=8, search=found, by_answer_at=at, places={})])
     text = tables.retrieval_table(result)
-    assert "documents of 16 tokens" in text
+    assert "documents of 16 tokens" in text and "minus" not in text  # a single row
     parts = [part.partition(":\n\n") for part in re.split(r"\n\n(?=\w)", text)]
     said = {title: cells_of(table) for title, _, table in parts}
     assert all(table[0] == ["model", "seeds", "8 (1x)", "16 (2x)"]
@@ -7430,6 +7432,16 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
     assert evidence["BM25"][1:] == ["62.5", "-"] and evidence["queries"][1:] == ["3", "4"]
     result["runs"][0]["by_answer_at"] = None  # nobody knows where the answers are
     assert "answer" not in tables.retrieval_table(result)
+    # beside the first row's mean of seeds, query by query: nDCG is 1, 1 / 2 and 0 at 1, 3, 11
+    one = result["runs"][0]
+    places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
+    result |= dict(answers=[0, 0, 1, 1], runs=[
+        one | dict(label=label, places=at) for label, at in zip("aab", places)])
+    text = tables.paired_table(result, 8)
+    b, = [row for row in cells_of(text.split(":\n\n")[1]) if row[0] == "b - a"]
+    assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
+    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
+    assert tables.paired_table(result, 8) == ""
     figures = drawn(monkeypatch)
     search = json.loads((ROOT / "results" / "cable_table2.cpu.json").read_text())
     for name, panels in (("known", 3), ("unknown", 2)):

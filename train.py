@@ -120,15 +120,12 @@ def fresh(argv):
     means in VARIANTS (a flag may change its numbers); the task's defaults; the dataclasses'.
     """
     early = runs.make_parser(add_help=False)  # these three decide which other flags there are
-    for flag, usual in (("--model", None), ("--data", "stdlib"), ("--size", None)):
-        early.add_argument(flag, default=usual)
+    for flag, default in (("--model", None), ("--data", "stdlib"), ("--size", None)):
+        early.add_argument(flag, default=default)
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
-    try:
-        task = data.find(asked.data)
-    except ValueError as e:
-        runs.fail(e)
+    task = runs.find_task(asked.data)
     if task.kind == "numbers":
         runs.fail(f"{asked.data} is numbers, not tokens: no model here takes them")
     size = asked.size or next(iter(task.defaults))
@@ -136,7 +133,7 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    if getattr(module.GPT, "is_encoder", False) != task.for_encoders:
+    if runs.is_encoder(module.GPT) != task.for_encoders:
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
@@ -154,7 +151,7 @@ def fresh(argv):
         for field in fields(cls):
             if types[field.name] not in (bool, int, float, str):
                 runs.fail(f"{field.name} of {title} has to be a bool, int, float or str: a flag")
-            if field.name in settings.keys() - SHARED | {"help", "resume"}:
+            if field.name in (settings.keys() - SHARED) | {"help", "resume"}:
                 runs.fail(f"two groups have a flag --{field.name}: rename the model's or task's")
             if field.name not in settings and field.name != "vocab_size":
                 about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
@@ -245,9 +242,6 @@ def resume(argv):
 def check_rules(c, resuming):
     """A setting out of its range, or against the model's name, fails in one line."""
     for name, value in vars(c).items():
-        if not isinstance(value, str | int | float):
-            runs.fail(f"{name}={value}: a setting has to be a string, a number, True or False; "
-                      "checkpoints keep nothing else")
         words, fits = RULES.get(name, NUMBER)
         if not fits(value):
             runs.fail(f"--{name} must be {words}")
@@ -404,7 +398,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
     had, has = checkpoint["config"]["vocab_size"], state["config"]["vocab_size"]
     if had != has:
         runs.fail(f"{state['config']['data']} has {has} tokens now, {out} was trained on {had}")
-    runs.load_weights(model, checkpoint, out)
+    model.load_state_dict(checkpoint["model"])
     load_optimizer(optimizer, checkpoint, out)
     state |= {name: checkpoint[name] for name in ("iter", "best_val_loss", "seconds")}
     for when, weights in state.get("bema", {}).items():
@@ -419,7 +413,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
 
 
-def task_and_model(c, module, checkpoint, device):
+def task_and_model(c, checkpoint, device):
     """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
     first = checkpoint
     if c.init_from and not checkpoint:
@@ -430,8 +424,7 @@ def task_and_model(c, module, checkpoint, device):
         if "corpus" in c:
             c.corpus = task.corpus  # a path is absolute now
         torch.manual_seed(c.seed)
-        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
-        model = module.GPT(module.GPTConfig(**shape)).to(device)
+        model = runs.make_model(vars(c)).to(device)
         if first and not checkpoint:
             begin_with(model, first, c)
         if task.begin and not checkpoint:
@@ -463,7 +456,9 @@ def begin_with(model, first, c):
             ours = getattr(c, name, theirs)
         if ours != theirs and name not in free:
             runs.fail(f"--init_from {c.init_from}: its {name} is {theirs}, the new run's {ours}")
-    runs.load_weights(model, first, c.init_from)
+    if shapes[0] != shapes[1]:  # by a setting that is newer than the run
+        runs.fail(f"--init_from {c.init_from}: its weights are not of the new run's shapes")
+    model.load_state_dict(first["model"])
 
 
 def load_optimizer(optimizer, checkpoint, out):
@@ -478,23 +473,28 @@ def load_optimizer(optimizer, checkpoint, out):
         runs.fail(f"the optimizer's state in {out} does not fit the weights")
 
 
-def another_folder(out, c):
+def own_folder(c):
     """
-    The usual folder is in use: the first free of out-2, out-3, ... A folder named by --out_dir that
-    has a checkpoint is an error; without one its run ended before the first, and starts again.
+    A new run's folder: the usual one, or where that is in use the first free of its name with -2,
+    -3, ... One named by --out_dir that has a checkpoint is an error; without one its run ended
+    before the first, and starts again.
     """
-    if c.out_dir and (out / "ckpt.pt").exists():
-        runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
-                  "--out_dir")
     if c.out_dir:
+        out = Path(c.out_dir)
+        if (out / "ckpt.pt").exists():
+            runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name "
+                      "another --out_dir")
+        out.mkdir(parents=True, exist_ok=True)
         return out
-    for n in itertools.count(2):
-        other = out.with_name(f"{out.name}-{n}")
+    usual = f"{c.model}-{Path(c.data).name}-{c.size}"
+    for n in itertools.count(1):
+        name = usual if n == 1 else f"{usual}-{n}"
+        out = Path(os.path.relpath(runs.ROOT / "out" / name))
         try:
-            other.mkdir(exist_ok=True)
-            if not (other / "ckpt.pt").exists():
-                (other / "log.jsonl").touch(exist_ok=False)
-                return other
+            out.mkdir(parents=True, exist_ok=True)
+            if not (out / "ckpt.pt").exists():  # a run's, whose log may be gone
+                (out / "log.jsonl").touch(exist_ok=False)
+                return out
         except FileExistsError:  # a run that has just begun, or a file
             continue
 
@@ -576,7 +576,7 @@ def main(argv=None):
 
     # data and model
     module, _ = runs.models()[c.model]
-    task, model = task_and_model(c, module, checkpoint, device)
+    task, model = task_and_model(c, checkpoint, device)
     raw_model = model
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
@@ -592,15 +592,7 @@ def main(argv=None):
     if c.bema:
         state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
     if not checkpoint and not rank:
-        usual = runs.ROOT / "out" / f"{c.model}-{Path(c.data).name}-{c.size}"
-        out = Path(c.out_dir or os.path.relpath(usual))
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            if (out / "ckpt.pt").exists():  # whose log may be gone
-                raise FileExistsError
-            (out / "log.jsonl").touch(exist_ok=False)
-        except FileExistsError:
-            out = another_folder(out, c)
+        out = own_folder(c)
     if fcntl and not rank:  # before anything in it is changed
         lock = open(out / "lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

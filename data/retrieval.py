@@ -5,11 +5,12 @@ Retrieval: which document answers this query? (CABLE section 5.2, Table 2)
     document  def readline(self): ...       where the docstring was taken out
 
 Real pairs from what every machine has: the query is the first paragraph of the docstring of a
-function or class; all such docstrings on lines of their own are removed. To train on, the document
-is a window of block_size tokens with the definition in it; to test, a whole file of other packages,
-of which an encoder may read as much as it can, the definition anywhere in it. (Only `packages` is
-split by package; stdlib and your own text are by file.) Text that is not Python gives up some of
-its sentences as queries. A query that occurs twice, or still stands in its document, is left out.
+function or class; all such docstrings on lines of their own are removed. In training the document
+is a window of block_size tokens with the definition in it; in a test it is a whole file of other
+packages, of which an encoder may read as much as it can, the definition anywhere in it. (Only
+`packages` is split by package; stdlib and your own text are by file.) Text that is not Python gives
+up some of its sentences as queries. A query that occurs twice, or still stands in its document, is
+left out.
 msmarco has its own queries and passages, and is tested on MLDR's long documents.
 
 The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find
@@ -37,8 +38,8 @@ from data.text import PAD
 
 ASKED = 8      # queries of one test document at most
 WORDS = 4      # of a query at least
-SENTENCES = 8  # prose: one of so many is a query
-PLACES = 16    # of a file among which its hard negatives are chosen
+SENTENCES = 8  # prose: one sentence in so many is a query
+PLACES = 16    # in a file, among which its hard negatives are chosen
 
 
 @dataclass
@@ -310,7 +311,7 @@ def tokenized(splits, encoding):
 
 
 def encoded(texts, encoding, at_once=1000):
-    """-> the tokens of all texts, one after the other, and where each begins; the last ends."""
+    """-> the tokens of all texts, one after the other; where each begins, and the last one ends."""
     parts = [np.zeros(0, np.uint16)]
     for n in range(0, len(texts), at_once):
         some = texts[n:n + at_once]
@@ -324,7 +325,7 @@ def from_documents(corpus):
     found, times = [], Counter()
     for split, raw in text.open_corpus(corpus):
         if split is None:
-            raise ValueError(f"{corpus} is too few documents for train, val and test")
+            raise ValueError(f"{corpus} has too few documents for train, val and test")
         document, asked = without_queries(raw.decode("utf-8", "replace"))
         times.update(plain(query) for query, _ in asked)
         if document.strip():
@@ -377,9 +378,9 @@ def without_docstrings(document, tree):
             found.append((query, node.lineno - 1, node.end_lineno))
     kept = [0 if n in out else len(line) + 1 for n, line in enumerate(lines)]
     starts = np.cumsum([0, *kept])
-    text = "\n".join(line for n, line in enumerate(lines) if n not in out)
+    rest = "\n".join(line for n, line in enumerate(lines) if n not in out)
     places = [(query, (int(starts[line]), int(starts[end]))) for query, line, end in found]
-    return text, places
+    return rest, places
 
 
 def definitions(node):
@@ -392,7 +393,7 @@ def definitions(node):
 
 
 def without_sentences(document):
-    """Other text: one of some sentences is taken out, chosen by its hash."""
+    """Other text: about one sentence in SENTENCES is taken out, chosen by its hash."""
     parts, found, length = [], [], 0
     end = r"(?<=[.!?])(?=\s)|(?<=[.!?][\"')])(?=\s)"  # not within 2.13
     for part in re.split(end, document):
@@ -427,8 +428,10 @@ def msmarco():
             known[passage] = len(known)
             splits[split][0].append(passage)
         return known[passage]
+
     def long(name):
         return text.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
+
     for row in long("corpus"):
         number("test", row["text"])
     for row in long("test"):  # where in its document the answer is, nobody says

@@ -97,9 +97,7 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
-        if not self.meta:
-            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
@@ -281,7 +279,7 @@ def was_prepared(data, tokenizer, max_tokens, sha256):
 
 
 def prepare(data, tokenizer, max_tokens=0):
-    """Tokenize a corpus once -> (folder, meta). Raises ValueError for what a user can mend."""
+    """Tokenize a corpus once -> (folder, meta). Raises ValueError for what a user can fix."""
     folder, source, meta = look_up(data, tokenizer, max_tokens)
     if meta:
         return folder, meta
@@ -550,7 +548,7 @@ def name_of(data):
 
 
 def local(files):
-    """{name: path} as documents. A hash of its name says a document's split: no order leaks in."""
+    """{name: path} as documents. A hash of its name decides its split: no order leaks in."""
     size = {name: path.stat().st_size for name, path in files.items()}
     by_hash = sorted(files, key=name_hash)
     split = choose_splits(by_hash, size)

@@ -202,10 +202,7 @@ def definition(task, columns, text=""):
     What a number depends on besides its settings: the code of its task, that of its metric with
     eval.py's flags, and the sha256 of a text. task: one of an entry's `tasks`.
     """
-    try:
-        cls = data.find(trainings.options(task["train"].split())["data"])
-    except ValueError as e:  # a file that does not import
-        runs.fail(e)
+    cls = runs.find_task(trainings.options(task["train"].split())["data"])
     task_code = cls.batch if cls.kind == "text" else inspect.getmodule(cls)
     reads = [spec["read"] for spec in columns.values()]
     metric = code(*METRICS[cls.kind], *(function for function, *_ in reads))
@@ -381,10 +378,9 @@ def beside(result, committed, entry, scale):
                 why[run["label"]] = differs(run, entry, scale)
             except (ValueError, SystemExit) as e:  # a method or a task that is no more
                 why[run["label"]] = str(e).removeprefix("error: ")
-    for label in why:
-        if why[label]:
-            lines.append(f"left out: the committed row {label}, of another definition "
-                         f"({why[label]})")
+    for label, reason in why.items():
+        if reason:
+            lines.append(f"left out: the committed row {label}, of another definition ({reason})")
     kept, pythons = [], set()
     for run in committed["runs"]:
         text = run["definition"]["text"]

@@ -127,9 +127,9 @@ def paired_table(result, T):
     if not rows:  # a single row
         return ""
     heads = ["difference", *(f"{int(n):,} ({int(n) // T}x)" for n in lengths)]
-    return (f"\n\nnDCG@10 of documents read as a whole, minus {first}'s over the same queries: of the "
-            "mean of each row's seeds, with the 95 % interval over documents. (Other seeds would "
-            f"add to it.)\n\n{markdown(heads, rows)}")
+    return (f"\n\nnDCG@10 of documents read as a whole, minus {first}'s over the same queries, means "
+            "of each row's seeds, with 95 % intervals over documents (other seeds would add to "
+            f"them):\n\n{markdown(heads, rows)}")
 
 
 def evidence_table(result, T):
@@ -173,9 +173,8 @@ def losses_table(result):
 def unfinished(found, longer, T):
     """What is said of a row whose perplexity falls by more than 3 % with twice the steps."""
     once, twice = ([r["perplexity"][T] for r in runs_] for runs_ in (found, longer))
-    if not twice or statistics.mean(twice) > 0.97 * statistics.mean(once):
-        return ""
-    return f" (unfinished: {1 - statistics.mean(twice) / statistics.mean(once):.0%} lower with x2)"
+    lower = 1 - statistics.mean(twice) / statistics.mean(once) if twice else 0
+    return f" (unfinished: {lower:.0%} lower with x2)" if lower > 0.03 else ""
 
 
 def text_table(result):
@@ -223,9 +222,11 @@ def strided_table(result, rows_of, T):
             cells = [spread(at_length(found, "strided", n), ".3f") for n in lengths]
             ratios = [far_ratio(found, "strided", last, n) for n in bases]
             rows.append([model, len(found), *cells, *ratios])
-    if bases:  # a dash, or what is no number, comes last
-        gain = {"-": math.inf, "nan": math.inf}
-        rows.sort(key=lambda row: gain.get(row[-len(bases)]) or float(row[-len(bases)]))
+    def gain(row):
+        cell = row[-len(bases)]
+        return math.inf if cell in ("-", "nan") else float(cell)  # these come last
+    if bases:
+        rows.sort(key=gain)
     heads = [f"{n:,}" for n in lengths] + [f"{last:,} / {n:,}" for n in bases]
     text = ("Strided: windows that overlap by half, of which only the second half is scored, "
             f"{result['strided_tokens']:,} tokens, the same at every length: each has at least "
@@ -242,14 +243,14 @@ def at_length(found, kind, n):
 
 
 def far_ratio(found, kind, last, first):
-    """How many times the perplexity in windows of `first` that in windows of `last` is: a cell."""
+    """Perplexity in windows of `last` over that in windows of `first`, mean over runs: a cell."""
     both = [r[kind] for r in found if {str(first), str(last)} <= r.get(kind, {}).keys()]
     far = [p[str(last)] / p[str(first)] for p in both]
     return f"{statistics.mean(far):.3f}" if far else "-"
 
 
 def matrix_table(result):
-    """A row for each method, a column for each number; those of runs that were not done with *."""
+    """A row for each method, a column for each number; * marks runs that were not finished."""
     rows = []
     for label, by_column in result["cells"].items():
         shown = []
@@ -470,12 +471,10 @@ def papers_table(result):
     """lm's perplexities at the training length and in the longest window, beside the papers'."""
     T, last = (str(n) for n in (result["lengths"][0], result["lengths"][-1]))
     rows, published = [], result["papers"]
+    read = ("perplexity", T), ("perplexity", last), ("strided", last)
     for label, found in grouped(result["runs"], "label").items():
         theirs = [numbers.get(label) for numbers in published.values()]
-        ours = []
-        for kind, length in (("perplexity", T), ("perplexity", last), ("strided", last)):
-            known = [r[kind][length] for r in found if length in r.get(kind, {})]
-            ours.append(spread(known, ".3f"))
+        ours = [spread(at_length(found, kind, n), ".3f") for kind, n in read]
         if any(theirs):
             rows.append([label, *ours, *(f"{y:.2f}" if y else "-" for y in theirs)])
     return markdown(["row", f"{int(T):,}", f"{int(last):,}", f"{int(last):,}, strided",
