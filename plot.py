@@ -842,7 +842,9 @@ def matrix(args):
             share = (known[y] - low) / (high - low) if y in known else None
             if share and len(known) == 1:  # neither the best nor the worst
                 share = 0.5
-            draw_cell(ax, x, y, row[name], column["form"], share)
+            apart = row[name].get("spread")  # of several seeds
+            small = "" if apart is None else f"± {apart:{column['form']}}"
+            draw_cell(ax, x, y, row[name], column["form"], share, small)
     names = [name.partition(": ") for name in columns]
     ax.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for _, _, name in names])
     ax.xaxis.tick_top()

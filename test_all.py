@@ -7341,7 +7341,8 @@ def test_tables_of_eval_by_hand():
                   strided={"8": 3.25, "16": 2.75}),
              dict(name="a-2", model="a", label="a", block_size=8, perplexity={"8": 5.5, "16": 6.5},
                   strided={"8": 5.25, "16": 4.75})]
-    result = dict(runs=runs_, lengths=[8, 16], papers={"P": dict(a=7.125), "Q": dict(b=1)})
+    result = dict(runs=runs_, lengths=[8, 16],
+                  papers={"P": dict(a=7.125), "Q": dict(b=1), "R": dict(a="Figure 4")})
     one = [["model", "seeds", "8", "16", "16 / 8"],
            ["a", "2", "4.500 ± 1.414", "5.500 ± 1.414", f"{(4.5 / 3.5 + 6.5 / 5.5) / 2:.3f}"]]
     assert cells_of(tables.text_table(result)) == one
@@ -7369,8 +7370,8 @@ def test_tables_of_eval_by_hand():
         names = [row[0] for row in cells_of(tables.text_table(result | dict(runs=runs_ + longer)))]
         assert names == ["model", f"a{said}", "a x2"]
     assert cells_of(tables.papers_table(result)) == [
-        ["row", "8", "16", "16, strided", "P", "Q"],
-        ["a", "4.500 ± 1.414", "5.500 ± 1.414", "3.750 ± 1.414", "7.12", "-"]]
+        ["row", "8", "16", "16, strided", "P", "Q", "R"],
+        ["a", "4.500 ± 1.414", "5.500 ± 1.414", "3.750 ± 1.414", "7.12", "-", "Figure 4"]]
 
     def scored(*values):
         rates = iter(values)
@@ -7726,6 +7727,51 @@ def test_the_list_has_every_entry_and_its_time(home, here):
     assert re.search(r"--scale cpu +2 min: 3 runs, 30 s each", command(home, "reproduce.py")[0])
 
 
+# of each paper: how many numbered tables and figures it has
+PAPERS = dict(cable=(4, 6), cope=(10, 6), tra=(2, 4), postnorm=(0, 7))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_table_and_figure_of_a_paper_is_here_at_both_sizes(paper):
+    """As an entry with a paper scale, or a section that says the command; or why it is not."""
+    module, there = importlib.import_module(f"experiments.{paper}"), set()
+    entries = experiments.known()
+    for number, names in module.NUMBERED.items():
+        kind, _, numbers = number.partition(" ")
+        there |= {(kind.removesuffix("s"), n) for n in numbers.split(", ")}
+        if isinstance(names, str):
+            assert re.match("a drawing|not here: ", names), number
+            continue
+        scales = set()
+        for name in names:
+            if name in entries:
+                scales |= entries[name].keys() & {"cpu", "paper"}
+                continue
+            scales.add("cpu")
+            said = " ".join(experiments.sections()[name].get("reads", ()))
+            if re.search(r"At the paper's sizes?.*`python [^`]* --(scale|size) ", said):
+                scales.add("paper")
+        assert scales == {"cpu", "paper"}, number
+    tables_, figures = PAPERS[paper]
+    for kind, most in (("Table", tables_), ("Figure", figures)):
+        assert {n for k, n in there if k == kind} == {str(n) for n in range(1, most + 1)}
+
+
+def test_what_lm_says_of_its_rates_and_rows_is_in_the_json():
+    """The rate of every family has the lowest perplexity; the rows that run twice fell the most."""
+    lm = importlib.import_module("experiments.lm")
+    read = {name: json.loads((ROOT / "results" / f"{name}.cpu.json").read_text())["runs"]
+            for name in ("lm", "lm_rates")}
+    found = {}
+    for r in read["lm_rates"]:
+        row, rate = r["label"].split(", ")
+        found.setdefault(row, {})[rate] = r["perplexity"]["256"]
+    assert {row: min(by, key=by.get) for row, by in found.items()} == lm.PICKED
+    whole = [r for r in read["lm"] if r["seed"] == 1337 and not re.search("x2|trained", r["label"])]
+    whole.sort(key=lambda r: -r["fell"])
+    assert {r["label"] for r in whole[:3]} == set(lm.TWICE)
+
+
 def test_a_command_s_progress_is_shown_and_its_failure_has_its_words(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "ROOT", tmp_path)
     board = reproduce.Board(4, 2, 60, dict(os.environ), ())
@@ -8069,6 +8115,7 @@ def test_a_matrix_of_another_definition_says_where():
             (("config", "weight_decay"), 0.0, "text has weight_decay=0.0, the entry says 0.1"),
             (("definition", "task"), "other", "the code of text's task has changed"),
             (("definition", "metric"), "other", "the code of text's metric has changed"),
+            (("values",), dict(other=1.0), "its row 'nope': it has other columns of text"),
             (("label",), "mine", "it has no 'nope' on text"),
             (("task",), "other", "it has no 'nope' on text")):
         result = json.loads((ROOT / "results" / "matrix.cpu.json").read_text())
@@ -8102,6 +8149,9 @@ def test_the_columns_of_the_matrix_by_hand():
     assert matrix.cell("a", two) == dict(value=1.5, unfinished=True, spread=pytest.approx(0.5**0.5))
     assert matrix.cell("a", two[:1]) == dict(value=1.0, unfinished=False)
     assert matrix.cell("a", []) == dict(reason="not run")
+    for value, why in ((math.nan, "not finite"), (math.inf, "not finite"), (None, "ends")):
+        one = dict(values=dict(a=value), fell=0.0)
+        assert matrix.cell("a", [*two, one]) == dict(reason=why)
     # every column reads what its task has, and every task has its column
     for scale in (matrix.TASKS, matrix.PAPER_TASKS):
         assert {c["task"] for c in matrix.COLUMNS.values()} == set(scale)
@@ -8143,7 +8193,7 @@ def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     found = dict(one=numbers(4.0, 100.0, 95.0), two=numbers(8.0, 50.0, 99.0, True),
                  mine=numbers(2.0, 0.0, 100.0))
     found["three"] = numbers(0.0, 12345.6, 100.0) | {"a: less": dict(reason="diverged")}
-    found["three"]["b: lone"] = dict(value=7.0, unfinished=False)
+    found["three"]["b: lone"] = dict(value=7.0, unfinished=False, spread=0.25)
     path = tmp_path / "matrix.json"
     path.write_text(json.dumps(dict(columns=columns, cells=found, added="mine")))
     monkeypatch.setattr(sys, "stdout", written())
@@ -8154,7 +8204,8 @@ def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
         x, y = text.get_position()
         said[x, y] = text.get_text()
     want = {(0, 0): "4.00", (0, 1): "8.00", (0, 2): "2.00", (0, 3): "diverged",
-            (1, 0): "100", (1, 1): "50", (1, 2): "0", (1, 3): "12,346"}
+            (1, 0): "100", (1, 1): "50", (1, 2): "0", (1, 3): "12,346",
+            (3, 3): "7", (3, 3.33): "± 0.2"}
     assert want.items() <= said.items()
     boxes = {(p.get_x() + 0.48, p.get_y() + 0.46): p for p in ax.patches if p.get_width() < 1}
     colors = {tuple(map(round, at)): p.get_facecolor() for at, p in boxes.items()}

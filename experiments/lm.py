@@ -68,14 +68,19 @@ def settings():
         "cable, 12M bytes": row("--model cable", 3000)}
 
 
-# the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length
+# the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length; a word where
+# a row has no number of its own
 PAPERS = {
-    "CABLE, Table 1 (1,024)": {row: ys[1] for row, ys in cable.TABLE1.items()},
+    "CABLE, Table 1 (1,024)": {
+        row: ys[1] for row, ys in cable.TABLE1.items()
+    } | {"k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 7"},
     "the same, read at 15,360": {row: ys[5] for row, ys in cable.TABLE1.items() if len(ys) > 5},
     "CoPE, Tables 5 and 8 (1,024)": {
         row: y for row, (y,) in cope.ENTRIES["cope_table5"]["published"].items()
-    } | dict(cope_sep=23.18, cope_alibi=25.09),
-    "TRA, Table 2 (128)": {row: y for row, (y,) in tra.TABLE2.items()}}
+    } | dict(cope_sep=23.18, cope_alibi=25.09) | {
+        f"{row}, trained on 128": "Figure 3" for row in ("cope", "relative")},
+    "TRA, Table 2 (128)": {row: y for row, (y,) in tra.TABLE2.items()} | {
+        "tra, trained on 128": "the same length"}}
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
 LONG = f"{TRAIN} --max_iters {STEPS} --eval_interval {STEPS // 5}"
@@ -177,9 +182,10 @@ SECTIONS = {
             "as large and another text: compare the order and the direction, not the level.",
             "CABLE's Tables 3 and 4 are its Table 1 at other sizes, its Figure 1 the upper half "
             "of Table 1, its Figure 4 the row k_cable.",
-            "CoPE's rows have P = 64, where P = 16 and nothing else changed is better (23.22); "
-            "its Figure 3 is cope and relative read at every length, trained on 256 and on 128 "
-            "(its capped relative row is not here).",
+            "CoPE's rows have P = 64, where P = 16 and nothing else changed is better (23.22). Its "
+            "Figure 3 is cope and relative read at every length, trained on 256 and on 128, half "
+            "of it. Not here, only at the paper's size: that figure's capped relative row; Table "
+            "8's gates by values, its table in each layer, its other P; Table 5's CoPE with RoPE.",
             "TRA's Figure 4 is its Table 2 read farther.",
         ]),
     "lm_reach": dict(
@@ -236,6 +242,8 @@ SECTIONS = {
             "blocks: the line that a query is in, the one before, and little beyond.",
             "In plain CoPE the head nearest to that counts spaces as well (lm_counts). One run "
             "each; perplexity is no better for it (lm).",
+            "At the paper's size: `python reproduce.py cope_table8 --scale paper --rows sep-keys`, "
+            "then maps.py on its run.",
             "Head 3's decision is the query's rather than the key's: at some bytes it counts "
             "nearly all keys, at others nearly none. Heads 0 and 2 count most of everything.",
         ]),

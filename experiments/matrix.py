@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import io
+import math
 import re
 import shlex
 import statistics
@@ -234,7 +235,10 @@ def differs(run, entry, scale):
     found = trainings.differing(run["config"], start[2:])
     if found:
         return f"{name} has {found}"
-    now = definition(scale["tasks"][name], columns_of(entry, name))
+    columns = columns_of(entry, name)
+    if run.get("values", columns).keys() != columns.keys():
+        return f"it has other columns of {name}"
+    now = definition(scale["tasks"][name], columns)
     changed = [part for part in ("task", "metric") if run["definition"][part] != now[part]]
     return f"the code of {name}'s {' and '.join(changed)} has changed" if changed else ""
 
@@ -353,6 +357,8 @@ def cell(name, found):
         return dict(reason="not run")
     if None in values:
         return dict(reason="ends")
+    if not all(map(math.isfinite, values)):
+        return dict(reason="not finite")
     falls = max(run["fell"] or 0 for run in found) > FALLS
     said = dict(value=statistics.mean(values), unfinished=falls)
     return said | (dict(spread=trainings.deviation(values)) if len(values) > 1 else {})

@@ -32,6 +32,7 @@ SECTIONS = {
             "TRA and CoPE have no fused attention on a CPU: every step of theirs is a pass over "
             "the matrix of logits, forward and backward (kernels/cpu_count.py, with derivatives by "
             "hand). Diff runs two maps, and RoPE four times a layer.",
+            "At the paper's sizes, on a GPU: `python bench.py train decode memory --size medium`.",
         ]),
     "bench.generate.cpu": dict(
         about="2,048 tokens written by CABLE over its cache, and by running the whole text again "

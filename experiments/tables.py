@@ -476,7 +476,8 @@ def papers_table(result):
         theirs = [numbers.get(label) for numbers in published.values()]
         ours = [spread(at_length(found, kind, n), ".3f") for kind, n in read]
         if any(theirs):
-            rows.append([label, *ours, *(f"{y:.2f}" if y else "-" for y in theirs)])
+            shown = [y if isinstance(y, str) else f"{y:.2f}" if y else "-" for y in theirs]
+            rows.append([label, *ours, *shown])
     return markdown(["row", f"{int(T):,}", f"{int(last):,}", f"{int(last):,}, strided",
                      *published], rows)
 

@@ -194,8 +194,9 @@ ENTRIES["tra_table2"] = dict(
           "up to 4,096", published=TABLE2,
     paper=dict(
         note="learning rate, post-norm and QK-norm are those of its authors' flip-flop notebook, "
-             "here for all models; the MLP is GELU of 4 times the width and embeddings are tied: "
-             "51M parameters where the paper has circa 80M",
+             "here for all models; CoPE's 64 positions, 8,192 labels, weight decay of .1 and "
+             "clipping at 1 are ours; the MLP is GELU of 4 times the width and embeddings are "
+             "tied: 51M parameters where the paper has circa 80M",
         train="--data wikitext103 --size tiny --n_layer 8 --block_size 128 --batch_size 64 "
               "--gradient_accumulation_steps 1 --max_iters 100000 --learning_rate 1e-4 --min_lr 0 "
               f"--warmup_iters 0 {POST}",
@@ -257,5 +258,7 @@ SECTIONS = {
             "are dropped. CoPE's last layer on the same string: "
             "its soft gates, and the attention by position alone.",
             TRAINED,
+            "At the paper's size: `python train.py --data flipflop --size paper --n_layer 2 "
+            "--n_head 1 --model tra`, the same with fox, then maps.py on both.",
         ]),
 }
