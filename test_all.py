@@ -8018,6 +8018,15 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     one, = (r for r in json.loads((copy / "out/matrix.cpu/mine.json").read_text())["runs"]
             if r["task"] == "text")
     assert one["config"]["norm"] == "post" and one["config"]["qk_norm"] is False
+    part = copy / "model_part.py"  # an edit of what it builds on is one, too
+    part.write_text("from model_fox import GPT, GPTConfig\n")
+    edit(("import math  # for pi\n", "import math\n\nimport model_part\n"))
+    assert run("mine")[0].count("$ python train.py") == 2
+    part.write_text("from model_fox import GPT, GPTConfig\nEDITED = True\n")
+    del sys.modules["model_part"]
+    edit()
+    assert run("mine")[0].count("$ python train.py") == 2
+    assert "$ python train.py" not in run("mine")[0]
 
 
 def test_what_cannot_be_added_to_a_matrix(copy, here):

@@ -73,7 +73,7 @@ def settings():
 PAPERS = {
     "CABLE, Table 1 (1,024)": {
         row: ys[1] for row, ys in cable.TABLE1.items()
-    } | {"k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 7"},
+    } | {"k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 6"},
     "the same, read at 15,360": {row: ys[5] for row, ys in cable.TABLE1.items() if len(ys) > 5},
     "CoPE, Tables 5 and 8 (1,024)": {
         row: y for row, (y,) in cope.ENTRIES["cope_table5"]["published"].items()
