@@ -162,6 +162,7 @@ def attention(args):
     kinds = args.kinds or [kind for kind in KINDS[:4] if kind in found]
     if not args.kinds and "bias" in found and np.nanmax(np.tril(abs(found["bias"]))) == 0:
         kinds.remove("position")  # all positions alike
+    ends = sorts_of(labels)
     H, size = len(found["attention"]), min(5.0, max(2.4, len(labels) / 14))
     fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds) + 0.4),
                              squeeze=False, layout="constrained")
@@ -173,10 +174,10 @@ def attention(args):
                 token_ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
                 token_ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
             else:
-                line_ticks(ax, labels, head == 0)
+                line_ticks(ax, labels, ends, head == 0)
         fig.colorbar(image, ax=row[-1], shrink=0.8)
     title = f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across"
-    if set(MARKS) & set(sorts_of(labels)) and len(labels) > 70:
+    if len(labels) > 70 and set(MARKS) & set(ends[:-1]):
         title += "\na tick: a line begins, after a blank one (¶), as a block (:)"
     fig.suptitle(title, fontsize=11)
     runs.write_figure(fig, args.out or path.parent / "attention.png")
@@ -206,10 +207,10 @@ def token_ticks(axis, labels, size):
     axis.set_tick_params(length=0, pad=2)
 
 
-def line_ticks(ax, labels, words):
+def line_ticks(ax, labels, ends, words):
     """
     In a text too long for a tick a token: where lines begin, across with a mark after what ended
-    there (MARKS), down, with words, with what they say.
+    there (ends, MARKS), down, with words, with what they say.
     """
     starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
     if len(starts) == 1:
@@ -220,8 +221,8 @@ def line_ticks(ax, labels, words):
         room = words and line and start >= free
         said.append(line[:24].replace("$", r"\$") if room else "")
         free = start + len(labels) / 55 if room else free
-    ends = [None, *(sorts_of(labels)[start - 1] for start in starts[1:])]
-    ax.set_xticks(starts, [MARKS.get(end, "") for end in ends], fontsize=6)
+    marks = ["", *(MARKS.get(ends[start - 1], "") for start in starts[1:])]
+    ax.set_xticks(starts, marks, fontsize=6)
     ax.set_yticks(starts, said, fontsize=6)
 
 
@@ -429,6 +430,7 @@ def sorts_of(labels):
     """What sort of token each of a text is, by its label. Of line ends there are three."""
     sorts, line = [], "."  # what the line has so far; the first may have begun before
     for label in labels:
+        label = label.replace("\\\\", "/").replace("\\x0c", " ")  # \\n is no line end
         before, end, after = label.rpartition("\\n")
         if not end:
             line += label

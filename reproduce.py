@@ -14,8 +14,6 @@ Every table and figure that this repository reproduces, each by one command.
 It runs the commands that it prints, and skips what is done. Ctrl-C saves what runs; the same
 command continues. What a table is made of is in experiments/, all tables in results/README.md.
 """
-import importlib
-import inspect
 import json
 import os
 import re
@@ -275,8 +273,7 @@ def with_row(args, scale):
     for name, value in variant.items():
         if name in asked:  # what the name means goes before what a task asks of all
             flags += trainings.flag(name, value)
-    imported = re.findall(r"^(?:from|import) (model_\w+)", inspect.getsource(module), re.M)
-    version = matrix.code(module, *map(importlib.import_module, imported))
+    version = matrix.code(*matrix.with_imported(module))
     return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}")
 
 

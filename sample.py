@@ -127,7 +127,8 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
     if prompt is None or where is None:
         runs.fail(f"{path} is an encoder, which writes no text: give it a --prompt to answer, and "
                   "a file or folder to search with --data")
-    if not prompt.strip():
+    asked = prompt.decode("utf-8", "replace").strip("\ufeff").strip()
+    if not asked:
         runs.fail("the prompt is empty: a search needs words")
     try:
         encoding = get_encoding(config["tokenizer"])
@@ -138,28 +139,28 @@ def search(model, path, config, checkpoint, prompt, where, device, context):
     if table.max() >= config["vocab_size"]:
         runs.fail(f"{path} keeps more tokens than its model has")
     T = config["block_size"]
-    query = table[encoding.encode_ordinary(prompt.decode("utf-8", "replace"))]
+    names = list(texts)
     tokens = [encoding.encode_ordinary(text) for text in texts.values()]
     ours = [table[ids] for ids in tokens]
-    asked = runs.embed(model, [query[:min(config["query_size"], T)]], device, context)[0]
+    query = table[encoding.encode_ordinary(asked)][:min(config["query_size"], T)]
+    query = runs.embed(model, [query], device, context)[0]
     most = LONGEST * T
     try:
-        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ asked
+        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ query
     except ValueError as e:  # an encoding that ends
-        print(f"{runs.complaint(e)}: ranked by their first {T}", file=sys.stderr)
+        print(runs.complaint(e), file=sys.stderr)
         most = T
-        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ asked
+        score = runs.embed(model, [ids[:most] for ids in ours], device, context) @ query
     longer = sum(len(ids) > most for ids in ours)
-    if longer and most > T:
+    if longer:
         print(f"{longer} of {len(ours)} files are ranked by their first {most:,} tokens",
               file=sys.stderr)
     for n in (-score).argsort(kind="stable")[:BEST]:
-        name, ids = list(texts)[n], tokens[n]
-        windows = [ours[n][start:start + T] for start in range(0, len(ids), T)]
-        best = int((runs.embed(model, windows, device, context) @ asked).argmax()) * T
+        ids, windows = tokens[n], [ours[n][at:at + T] for at in range(0, len(tokens[n]), T)]
+        best = int((runs.embed(model, windows, device, context) @ query).argmax()) * T
         line = encoding.decode(ids[:best]).count("\n") + 1
         said = " ".join(encoding.decode(ids[best:best + T]).split())
-        print(f"{score[n]:.3f}  {name}:{line}  {said[:60]}")
+        print(f"{score[n]:.3f}  {names[n]}:{line}  {said[:60]}")
 
 
 def read_files(where):
@@ -167,7 +168,7 @@ def read_files(where):
     identify(where)
     files = own_files(absolute(where))
     texts = {name: file.read_text(errors="replace") for name, file in files.items()}
-    texts = {name: text for name, text in texts.items() if text.strip()}
+    texts = {name: text for name, text in texts.items() if text.strip("\ufeff").strip()}
     if not texts:
         raise ValueError(f"{where} has no text in it")
     return texts
@@ -190,11 +191,11 @@ def main(argv=None):
     kind = runs.kind_of(config)
     if kind == "pairs":
         return search(model, path, config, checkpoint, prompt, args.data, device, context)
+    if runs.is_encoder(model):
+        runs.fail(f"{path} is an encoder that names masked tokens; to search with it: python "
+                  f"train.py --model {config['model']} --data retrieval --init_from {path.parent}")
     if args.data is not None:
         runs.fail(f"--data is for encoders that search; {path} does not")
-    if runs.is_encoder(model):
-        runs.fail(f"{path} is an encoder that names masked tokens; to search with it: "
-                  f"python train.py --data retrieval --init_from {path.parent}")
     if kind != "text":
         runs.fail(f"{path} was trained on {config['data']}, which has no text to write; "
                   "see python eval.py and python maps.py")

@@ -3701,7 +3701,9 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", " \n ", "--data", "library"), "the prompt is empty: a"),
             (("sample.py", "r", "--prompt", "x", "--data", "empty"), "has no text in it"),
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
-            (("sample.py", "m", "--prompt", "x"), "train.py --data retrieval --init_from m"),
+            (("sample.py", "m", "--prompt", "x", "--data", "library"),
+             "train.py --model bert_cable --data retrieval --init_from m"),
+            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "is empty: a search"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
@@ -3709,7 +3711,7 @@ def test_what_an_encoder_refuses(library, trained):
         assert said in complaint(library, *words), words
     out, err = command(library, "sample.py", "r", "--prompt", "x", "--data", "library")
     assert len(out.splitlines()) == 10
-    assert re.search("learned positions end at .*: ranked by their first 32\n", err)
+    assert re.search("learned positions end at .*\n.* files are ranked by their first 32 tok", err)
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
     assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
@@ -6584,9 +6586,9 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
     labels = "\\n", "  ", "·", " def", "_", "7", "\\t", "+=", "\\n"
     assert maps.sorts_of(labels) == ["line end", "space", "signs", "letters", "letters", "digits",
                                      "space", "signs", "line end"]
-    text = "\nif x:\n\ty = {\n 1:\t \r\n\n \t\n}\n"
+    text = "\nif x:\n\ty = {\n 1:\t \r\n\n \t\x0c\n}\na: \\n\n"
     ends = ["line end", "block begins", "block begins", "block begins", "blank line", "blank line",
-            "line end"]
+            "line end", "line end"]
     sorts = maps.sorts_of([repr(character)[1:-1] for character in text])
     assert [sort for sort, character in zip(sorts, text) if character == "\n"] == ends
     labels = ["x:", "\\n\\n", "y", "\\n", ":\\n", "\\n ", "\\n"]  # tokens of several characters
@@ -8022,6 +8024,10 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     part.write_text("from model_fox import GPT, GPTConfig\n")
     edit(("import math  # for pi\n", "import math\n\nimport model_part\n"))
     assert run("mine")[0].count("$ python train.py") == 2
+    models = runs.models()
+    within = matrix.with_imported(models["mine"][0])
+    assert within == [models[name][0] for name in ("mine", "part", "fox")]
+    assert matrix.with_imported(models["cope_rope"][0])[1:] == [models["rope"][0], models["cope"][0]]
     part.write_text("from model_fox import GPT, GPTConfig\nEDITED = True\n")
     del sys.modules["model_part"]
     edit()

@@ -246,7 +246,8 @@ def check_rules(c, resuming):
         if not fits(value):
             runs.fail(f"--{name} must be {words}")
     least = runs.find_task(c.data).least_batch
-    if c.batch_size < least * int(os.environ.get("WORLD_SIZE", 1)):
+    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    if c.batch_size < least * world:
         runs.fail(f"--data {c.data} needs a --batch_size of at least {least} for each process")
     if resuming:
         return
@@ -487,11 +488,12 @@ def own_folder(c):
         out.mkdir(parents=True, exist_ok=True)
         return out
     usual = f"{c.model}-{Path(c.data).name}-{c.size}"
+    (runs.ROOT / "out").mkdir(exist_ok=True)
     for n in itertools.count(1):
         name = usual if n == 1 else f"{usual}-{n}"
         out = Path(os.path.relpath(runs.ROOT / "out" / name))
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            out.mkdir(exist_ok=True)
             if not (out / "ckpt.pt").exists():  # a run's, whose log may be gone
                 (out / "log.jsonl").touch(exist_ok=False)
                 return out

@@ -158,6 +158,8 @@ def load(name):
         raise ValueError(f"{file}: kind={cls.kind!r} is not one of {', '.join(KINDS)}")
     if isinstance(cls.splits, str) or len(cls.splits) < 2:
         raise ValueError(f"{file}: splits needs two names or more, the first one to train on")
+    if not isinstance(cls.least_batch, int):
+        raise ValueError(f"{file}: least_batch={cls.least_batch!r} is no int")
     if not cls.defaults:
         raise ValueError(f"{file}: defaults needs a size, for example: {Task.defaults}")
     if cls.kind == "symbols" and not hasattr(cls.batch, "__wrapped__"):

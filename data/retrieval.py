@@ -180,7 +180,7 @@ class Task(text.CutTask):
         B, some = len(x), (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
-        with torch.autocast(x.device.type, enabled=False):  # bfloat16 would round what is divided
+        with torch.autocast(x.device.type, enabled=False):  # what is divided is not in bfloat16
             score = q.float() @ d.float().T / self.temperature           # (B, B and negatives)
         of, start, other, first = y.T
         near = (start[:, None] - torch.cat((start, first[some]))).abs() < self.block_size
@@ -242,7 +242,9 @@ def prepare(corpus, tokenizer):
         if corpus not in text.CORPORA:
             corpus = str(text.absolute(corpus))
         folder, source, _ = text.look_up(corpus, tokenizer)
-    code = Path(__file__).read_bytes() + Path(text.__file__).read_bytes()
+    code = Path(__file__).read_bytes()
+    if corpus != "msmarco":  # whose documents and splits are text.py's
+        code += Path(text.__file__).read_bytes()
     made_by = hashlib.sha256(code).hexdigest()[:8]
     source = f"{source}, made by {made_by}"  # an edit of these files makes them anew
     path = pairs_file(folder)

@@ -192,6 +192,20 @@ def code(*objects):
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
 
 
+def with_imported(module):
+    """A model's module, and those of models that it builds on."""
+    models, found = {m.__name__: m for m, _ in runs.models().values()}, [module]
+    for one in found:  # which grows
+        for node in ast.walk(ast.parse(inspect.getsource(one))):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{name}" for name in names)]
+            for name in names:
+                if name in models and models[name] not in found:
+                    found.append(models[name])
+    return found
+
+
 METRICS = dict(text=(evaluation.windows, evaluation.token_losses, evaluation.strided_losses,
                      evaluation.length_row),
                symbols=(evaluation.task_scores, evaluation.interval, data.Task.score, data.tvd,

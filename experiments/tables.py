@@ -109,6 +109,8 @@ def retrieval_table(result):
 
 def paired_table(result, T):
     """By how much the rows differ from the first over the same queries, documents read whole."""
+    if "answers" not in result:  # of an older eval.py
+        return ""
     lengths, groups = [str(n) for n in result["lengths"]], grouped(result["runs"], "label")
     first, *others = groups
     rows, known = [], {}
@@ -122,14 +124,15 @@ def paired_table(result, T):
             for n in lengths:
                 apart = 100 * (known[label][n] - known[first][n])
                 low, high = bootstrap(apart, np.array(result["answers"]))
-                cells.append(f"{apart.mean():.1f} [{low:.1f}, {high:.1f}]")
+                interval = f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
+                cells.append(f"{apart.mean():.1f}{interval}")
             rows.append([f"{label} - {first}", *cells])
     if not rows:  # a single row
         return ""
     heads = ["difference", *(f"{int(n):,} ({int(n) // T}x)" for n in lengths)]
-    return (f"\n\nnDCG@10 of documents read as a whole, minus {first}'s over the same queries, means "
-            "of each row's seeds, with 95 % intervals over documents (other seeds would add to "
-            f"them):\n\n{markdown(heads, rows)}")
+    return (f"\n\nnDCG@10 of documents read as a whole, minus {first}'s over the same queries, "
+            "means of each row's seeds, with 95 % intervals over documents (other seeds would add "
+            f"to them):\n\n{markdown(heads, rows)}")
 
 
 def evidence_table(result, T):
