@@ -3573,7 +3573,7 @@ def test_the_files_that_answer_best(tmp_path, capsys):
     config = dict(tokenizer="bytes", vocab_size=256 + 3, block_size=8, query_size=4)
     checkpoint = dict(kept=dict(vocabulary=torch.arange(256)))
     texts = {"half.py": "z-z-z-z-", "lines.py": "--\n--\n--zz--\n", "blank.py": " \n",
-             "none.py": "", "long.py": 200 * "-\n" + "z-z-z-z-"}  # its end lies beyond 32 x 8 tokens
+             "none.py": "", "long.py": 200 * "-\n" + "z-z-z-z-"}  # beyond 32 x 8 tokens
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     prompt = b"zz--" + 30 * b"z"  # cut to four tokens: a share of one half
@@ -3703,7 +3703,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x", "--data", "library"),
              "train.py --model bert_cable --data retrieval --init_from m"),
-            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "is empty: a search"),
+            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "prompt is empty: a"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
@@ -8027,7 +8027,8 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     models = runs.models()
     within = matrix.with_imported(models["mine"][0])
     assert within == [models[name][0] for name in ("mine", "part", "fox")]
-    assert matrix.with_imported(models["cope_rope"][0])[1:] == [models["rope"][0], models["cope"][0]]
+    within = matrix.with_imported(models["cope_rope"][0])
+    assert within[1:] == [models[name][0] for name in ("rope", "cope")]
     part.write_text("from model_fox import GPT, GPTConfig\nEDITED = True\n")
     del sys.modules["model_part"]
     edit()

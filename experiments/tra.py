@@ -204,13 +204,15 @@ ENTRIES["tra_table2"] = dict(
         rows=seeds(4, *TABLE2) | seeds(4, "label", flags=LABELS)))
 
 NUMBERED = {
-    "Table 1": ("tra_table1", "tra_table1_own", "tra_norm"), "Figures 1, 2, 3": ("maps", "steps"),
+    "Table 1": ("tra_table1", "tra_table1_own", "tra_norm"),
+    "Figures 1, 2, 3": ("maps_pair", "maps", "steps"),
     "Table 2": ("tra_table2", "lm"), "Figure 4": ("tra_table2", "lm")}
 
 RUNS = "out/tra.cpu/"
 PICTURED = [f"{RUNS}{name}" for name in (
     "alibi-1337", "fox-norm-pre-no-qk_norm-1337", "cable-norm-pre-no-qk_norm-1337",
     "cope-norm-pre-no-qk_norm-1337", "tra-norm-post-qk_norm-1338")]
+PAIR = f"--data flipflop --max_iters 1000 {POST} --n_layer 2 --n_head 1 --seed 1339"
 TRAINED = ("The models are runs of tra_norm, 1,000 steps, and `python train.py --data flipflop "
            "--max_iters 1000 --model alibi --out_dir out/tra.cpu/alibi-1337`. TRA has its own "
            "norms, was compiled, and is seed 1338, as 1337 had not learned the task; the others "
@@ -258,6 +260,16 @@ SECTIONS = {
             "are dropped. CoPE's last layer on the same string: "
             "its soft gates, and the attention by position alone.",
             TRAINED,
+        ]),
+    "maps_pair": dict(
+        about="TRA, Figures 1 to 3: the last layer's attention of a TRA and a FoX (the paper's "
+              "FoT) with two layers and one head each, on one sparse flip-flop string",
+        commands=[f"python train.py {PAIR} --model tra --compile on --out_dir out/pair/tra",
+                  f"python train.py {PAIR} --model fox --out_dir out/pair/fox",
+                  *(f"python maps.py attention out/pair/{model} --split sparse --length 64 --kinds "
+                    f"attention --out results/maps_pair_{model}.png" for model in ("tra", "fox"))],
+        figures=["maps_pair_tra.png", "maps_pair_fox.png"],
+        reads=[
             "At the paper's size: `python train.py --data flipflop --size paper --n_layer 2 "
             "--n_head 1 --model tra`, the same with fox, then maps.py on both.",
         ]),
