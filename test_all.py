@@ -3703,7 +3703,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x", "--data", "library"),
              "train.py --model bert_cable --data retrieval --init_from m"),
-            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "prompt is empty: a"),
+            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "is empty: a"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
             (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
