@@ -3680,6 +3680,25 @@ def test_from_masked_tokens_to_search(library, monkeypatch):
     assert scores == sorted(scores, reverse=True) and scores[0] > scores[-1]
 
 
+@pytest.mark.slow
+def test_from_masked_tokens_to_search_in_processes_of_their_own(repo, tmp_path):
+    """The four commands of README, on files of one's own, in the folders that they name."""
+    folder = tmp_path / "clone"
+    shutil.copytree(repo, folder)
+    write_package(folder)
+    few = *ENCODER_FLAGS, "--max_iters", 2, "--no-evaluate"
+    out, _ = process(folder, "train.py", "--data", "mlm", *few)
+    assert "writing to out/bert_cable-mlm-nano" in out
+    process(folder, "train.py", "--data", "retrieval", "--init_from", "out/bert_cable-mlm-nano",
+            *few, "--query_size", 16)
+    out, _ = process(folder, "eval.py", "out/bert_cable-retrieval-nano", "--queries", 3,
+                     "--lengths", 32, 64)
+    assert "whole, recall@10" in out and is_png(folder / "out/bert_cable-retrieval-nano/eval.png")
+    out, _ = process(folder, "sample.py", "out/bert_cable-retrieval-nano", "--data", "library",
+                     "--prompt", "talon")
+    assert len(out.splitlines()) == 10
+
+
 def test_what_an_encoder_refuses(library, trained):
     common = *ENCODER_FLAGS, "--max_iters", 1, "--no-evaluate"
     command(library, "train.py", "--data", "mlm", *common, "--out_dir", "m")
