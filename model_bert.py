@@ -16,8 +16,8 @@ changes nothing.
 What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - nor does it say how a text becomes a vector; sentence-transformers, which it uses, has the plain
-  mean by default (w_p = 0). CABLE and ALiBi find more with this, RoPE only in short documents (one
-  seed each, and other pretrainings): see cable_table2_mean
+  mean by default (w_p = 0). In long documents CABLE and ALiBi find more with these weights, RoPE
+  less (three seeds, of the plain mean one, and other pretrainings): see cable_table2_mean
 - backbone: that of the other files, RMSNorm before, no biases, dropout, segments or [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
 - embeddings are times sqrt(C), as Vaswani et al. (2017) have them: search finds more, we suppose
