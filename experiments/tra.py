@@ -271,9 +271,9 @@ SECTIONS = {
         figures=["maps_pair_tra.png", "maps_pair_fox.png"],
         reads=[
             "The only write is at the beginning; the last query, `r`, asks for its bit. TRA has "
-            "dropped all other keys and gives it all of its attention; FoX gives it 81 %, 14 % to "
-            "the bit after it, the rest to ignored ones. It is what the paper says of the two. One "
-            "run each; of the iid strings TRA's has 98.6 % right, FoX's all.",
+            "dropped all other keys and gives it all of its attention; FoX gives it 81 %, the rest "
+            "to ignored bits. It is what the paper says of the two. One run each; of the iid "
+            "strings TRA's has 98.6 % right, FoX's all.",
             "At the paper's size: `python train.py --data flipflop --size paper --n_layer 2 "
             "--n_head 1 --model tra`, the same with fox, then maps.py on both.",
         ]),
