@@ -472,7 +472,7 @@ def evidence(ax, where, groups, look):
     """nDCG@10 by where answers begin, documents read as a whole; dashed: their beginning alone."""
     places, lines = range(len(where["queries"])), {}
     ax.set(title=f"read as a whole, {where['length']:,} tokens",
-           xlabel="token at which the answer begins, from ... on\n(queries; of one seed no interval)")
+           xlabel="token at which the answer begins, from ... on\n(queries; one seed: no interval)")
     ticks = [f"{a:,}\n({n})" for a, n in zip(where["edges"], where["queries"])]
     ax.set_xticks(places, ticks)
     for label, rows in groups.items():
