@@ -192,8 +192,8 @@ def main(argv=None):
     if kind == "pairs":
         return search(model, path, config, checkpoint, prompt, args.data, device, context)
     if runs.is_encoder(model):
-        runs.fail(f"{path} is an encoder that names masked tokens; to search with it: python "
-                  f"train.py --model {config['model']} --data retrieval --init_from {path.parent}")
+        runs.fail(f"{path} is an encoder that names masked tokens. To search with it, train it on "
+                  f"pairs first: train.py --model {config['model']} --init_from {path.parent} ...")
     if args.data is not None:
         runs.fail(f"--data is for encoders that search; {path} does not")
     if kind != "text":

@@ -3721,7 +3721,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", "r", "--prompt", "x", "--data", "empty"), "has no text in it"),
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x", "--data", "library"),
-             "train.py --model bert_cable --data retrieval --init_from m"),
+             "pairs first: train.py --model bert_cable --init_from m ..."),
             (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "is empty: a"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
@@ -7411,6 +7411,22 @@ def test_tables_of_eval_by_hand():
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
 
 
+def test_differences_of_searches_by_hand():
+    """Beside the first row's mean of seeds, query by query; nDCG is 1, 1 / 2 and 0 at 1, 3, 11."""
+    places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
+    result = dict(lengths=[8, 16], answers=[0, 0, 1, 1], runs=[
+        dict(label=label, places=at) for label, at in zip("aab", places)])
+    text = tables.paired_table(result, 8)
+    b, = [row for row in cells_of(text.split(":\n\n")[1]) if row[0] == "b - a"]
+    assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
+    one = tables.paired_table(result | dict(answers=[7] * 4), 8)  # a single document
+    assert "| b - a | 0.0 | 0.0 |" in one
+    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
+    assert tables.paired_table(result, 8) == ""
+    del result["answers"]  # of an older eval.py
+    assert tables.paired_table(result, 8) == ""
+
+
 def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
     losses_ = [[n, float(n)] for n in range(1, 41)]
     result = dict(runs=[dict(label="a", iter=40, loss=losses_, val_loss=[[20, 9.5], [40, 8.5]])])
@@ -7454,16 +7470,6 @@ def test_tables_of_the_encoders_by_hand(monkeypatch, tmp_path):
     assert evidence["BM25"][1:] == ["62.5", "-"] and evidence["queries"][1:] == ["3", "4"]
     result["runs"][0]["by_answer_at"] = None  # nobody knows where the answers are
     assert "answer" not in tables.retrieval_table(result)
-    # beside the first row's mean of seeds, query by query: nDCG is 1, 1 / 2 and 0 at 1, 3, 11
-    one = result["runs"][0]
-    places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
-    result |= dict(answers=[0, 0, 1, 1], runs=[
-        one | dict(label=label, places=at) for label, at in zip("aab", places)])
-    text = tables.paired_table(result, 8)
-    b, = [row for row in cells_of(text.split(":\n\n")[1]) if row[0] == "b - a"]
-    assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
-    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
-    assert tables.paired_table(result, 8) == ""
     figures = drawn(monkeypatch)
     search = json.loads((ROOT / "results" / "cable_table2.cpu.json").read_text())
     for name, panels in (("known", 3), ("unknown", 2)):

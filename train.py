@@ -125,7 +125,10 @@ def fresh(argv):
     asked, _ = early.parse_known_args(argv)
     if "" in (asked.model, asked.data, asked.size):
         runs.fail("--model, --data and --size need a value")
-    task = runs.find_task(asked.data)
+    try:
+        task = data.find(asked.data)
+    except ValueError as e:
+        runs.fail(e)
     if task.kind == "numbers":
         runs.fail(f"{asked.data} is numbers, not tokens: no model here takes them")
     size = asked.size or next(iter(task.defaults))
@@ -133,7 +136,7 @@ def fresh(argv):
         runs.fail(f"unknown size {size!r}: {runs.nearest(size, task.defaults)}")
     models, usual = runs.models(), task.defaults[size].get("model", TrainConfig.model)
     module, variant = models[asked.model or usual]
-    if runs.is_encoder(module.GPT) != task.for_encoders:
+    if getattr(module.GPT, "is_encoder", False) != task.for_encoders:
         wrong_direction(asked.data, task)
 
     # a flag for every field, the comment behind the field its help
@@ -245,10 +248,6 @@ def check_rules(c, resuming):
         words, fits = RULES.get(name, NUMBER)
         if not fits(value):
             runs.fail(f"--{name} must be {words}")
-    least = runs.find_task(c.data).least_batch
-    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
-    if c.batch_size < least * world:
-        runs.fail(f"--data {c.data} needs a --batch_size of at least {least} for each process")
     if resuming:
         return
     for name, value in runs.models()[c.model][1].items():
@@ -414,7 +413,7 @@ def restore(checkpoint, out, model, optimizer, state, rank):
         runs.write_safely(out / "log.jsonl", lambda tmp: tmp.write_text(text))
 
 
-def task_and_model(c, checkpoint, device):
+def task_and_model(c, module, checkpoint, device, world):
     """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
     first = checkpoint
     if c.init_from and not checkpoint:
@@ -424,8 +423,12 @@ def task_and_model(c, checkpoint, device):
         c.data, c.vocab_size = task.data, task.vocab_size
         if "corpus" in c:
             c.corpus = task.corpus  # a path is absolute now
+        if c.batch_size < task.least_batch * world:
+            runs.fail(f"this task needs a --batch_size of at least {task.least_batch} for each "
+                      "process")
         torch.manual_seed(c.seed)
-        model = runs.make_model(vars(c)).to(device)
+        shape = {f.name: getattr(c, f.name) for f in fields(module.GPTConfig) if f.name in c}
+        model = module.GPT(module.GPTConfig(**shape)).to(device)
         if first and not checkpoint:
             begin_with(model, first, c)
         if task.begin and not checkpoint:
@@ -474,29 +477,23 @@ def load_optimizer(optimizer, checkpoint, out):
         runs.fail(f"the optimizer's state in {out} does not fit the weights")
 
 
-def own_folder(c):
+def another_folder(out, c):
     """
-    A new run's folder: the usual one, or where that is in use the first free of its name with -2,
-    -3, ... One named by --out_dir that has a checkpoint is an error; without one its run ended
-    before the first, and starts again.
+    The usual folder is in use: the first free of out-2, out-3, ... A folder named by --out_dir that
+    has a checkpoint is an error; without one its run ended before the first, and starts again.
     """
+    if c.out_dir and (out / "ckpt.pt").exists():
+        runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name another "
+                  "--out_dir")
     if c.out_dir:
-        out = Path(c.out_dir)
-        if (out / "ckpt.pt").exists():
-            runs.fail(f"{out} already holds a run; continue it with --resume {out}, or name "
-                      "another --out_dir")
-        out.mkdir(parents=True, exist_ok=True)
         return out
-    usual = f"{c.model}-{Path(c.data).name}-{c.size}"
-    (runs.ROOT / "out").mkdir(exist_ok=True)
-    for n in itertools.count(1):
-        name = usual if n == 1 else f"{usual}-{n}"
-        out = Path(os.path.relpath(runs.ROOT / "out" / name))
+    for n in itertools.count(2):
+        other = out.with_name(f"{out.name}-{n}")
         try:
-            out.mkdir(exist_ok=True)
-            if not (out / "ckpt.pt").exists():  # a run's, whose log may be gone
-                (out / "log.jsonl").touch(exist_ok=False)
-                return out
+            other.mkdir(exist_ok=True)
+            if not (other / "ckpt.pt").exists():
+                (other / "log.jsonl").touch(exist_ok=False)
+                return other
         except FileExistsError:  # a run that has just begun, or a file
             continue
 
@@ -578,7 +575,7 @@ def main(argv=None):
 
     # data and model
     module, _ = runs.models()[c.model]
-    task, model = task_and_model(c, checkpoint, device)
+    task, model = task_and_model(c, module, checkpoint, device, world)
     raw_model = model
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
@@ -594,7 +591,15 @@ def main(argv=None):
     if c.bema:
         state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
     if not checkpoint and not rank:
-        out = own_folder(c)
+        usual = runs.ROOT / "out" / f"{c.model}-{Path(c.data).name}-{c.size}"
+        out = Path(c.out_dir or os.path.relpath(usual))
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            if (out / "ckpt.pt").exists():  # whose log may be gone
+                raise FileExistsError
+            (out / "log.jsonl").touch(exist_ok=False)
+        except FileExistsError:
+            out = another_folder(out, c)
     if fcntl and not rank:  # before anything in it is changed
         lock = open(out / "lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

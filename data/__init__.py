@@ -122,8 +122,9 @@ def with_a_file():
 
 def find(name):
     """data/NAME.py has the class of the task NAME; any other name is text. Raises ValueError."""
-    if name in with_a_file():
-        return load(name)
+    if name.replace("-", "_").isidentifier() and name not in ("__init__", "text"):
+        if (FOLDER / f"{name}.py").exists():
+            return load(name)
     text = importlib.import_module("data.text")
     if name not in text.CORPORA and not os.path.exists(os.path.expanduser(name)):
         hint = nearest(name, known())

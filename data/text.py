@@ -97,7 +97,9 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, _, self.meta = look_up(self.data, self.tokenizer, self.max_tokens)
+        if not self.meta:
+            folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size = VOCABULARY[self.tokenizer]
         self.source = self.meta["sha256"]
         self.streams = {}
