@@ -243,9 +243,10 @@ ENTRIES = {
               "numbers are not in the text", losses=True, first="cable_fig5", group="cable_table2",
         paper=RETRIEVAL_PAPER, cpu=RETRIEVAL | dict(reads=[
             "CABLE, ALiBi and RoPE (three seeds each) cannot be told apart by their losses at the "
-            "end, in training or validation, where the paper has CABLE's lowest; those of learned "
-            "and sinusoidal positions and of none are higher (one seed each). Validation is on "
-            "other packages and without hard negatives: chance is 4.16, of 64 documents.",
+            "end, in training or validation, where the paper has CABLE's lowest. The validation "
+            "losses of learned and sinusoidal positions and of none are higher (one seed each). "
+            "Validation is on other packages and without hard negatives: chance is 4.16, of 64 "
+            "documents.",
         ])),
 }
 

@@ -168,8 +168,6 @@ def training(row, entry, scale, device, run):
 def measured_alike(found, kept, out):
     """Raises RuntimeError where the runs that are kept were not measured as out's was."""
     differ = [key for key in MEASURED if found.get(key) != kept.get(key)]
-    if "answers" not in kept:  # of an older eval.py
-        differ = [key for key in differ if key != "answers"]
     for key in ("by_answer", "by_distance"):
         if any((key in r) != (key in found["runs"][0]) for r in kept["runs"]):
             differ.append(key)
