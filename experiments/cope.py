@@ -317,8 +317,8 @@ ENTRIES |= {
         paper=dict(note="its code is not public: here it is that of Python's standard library and "
                         "of seven packages, 35 million tokens, each read 2,800 times; train.py "
                         "--data takes a larger folder; batch, schedule and P are ours; so are "
-                        "gpt2's tokens, tied embeddings and GELU, 16 to 17M parameters where the paper has 20 to 21M: its "
-                        "perplexities are of other tokens",
+                        "gpt2's tokens, tied embeddings and GELU, 16 to 17M parameters where the "
+                        "paper has 20 to 21M: its perplexities are of other tokens",
                    train=CODE, eval="--tokens 0 --lengths 4096", published_at=(4096,),
                    rows=seeds(1, "learned", "rope", "cope", "cope_rope"))),
 }
