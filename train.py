@@ -538,8 +538,8 @@ def finish(c, task, out, state, rank, stop):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, ended)
     if dist.is_initialized():  # a process that leaves early can keep gloo's threads of another
-        dist.barrier()         # waiting for ever
-        dist.destroy_process_group()
+        dist.barrier()         # waiting for ever, and so can DistributedDataParallel, if it is the
+        dist.destroy_process_group()  # last to hold the group: it keeps Python's lock meanwhile
     if state["iter"] < c.max_iters:
         print(f"interrupted after iter {state['iter']}, saved; "
               f"continue with: python train.py --resume {out}")
@@ -678,6 +678,7 @@ def main(argv=None):
             clock = time.time()  # the time until here was not training
         if stopping:
             break
+    model = raw_model  # what wrapped it for several processes must end before their group does
     finish(c, task, out, state, rank, stop)
 
 
