@@ -270,7 +270,7 @@ def task_scores(model, task, split, sequences, seed, device, context):
             if task.answer:
                 answers.append(task.answer(x, y).cpu().numpy())
             if task.distance:
-                _, power = np.frexp(task.distance(x, y).cpu().numpy())
+                _, power = np.frexp(task.distance(x, y).cpu().numpy())  # 5 is .625 * 2^3: 4 to 7
                 distances.append(1 << power - 1)
     scores, positions, groups = {}, {}, {}
     for metric, pairs in counts.items():

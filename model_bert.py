@@ -18,7 +18,8 @@ What differs from the paper, and why:
 - nor does it say how a text becomes a vector; sentence-transformers, which it uses, has the plain
   mean by default (w_p = 0). In long documents CABLE and ALiBi find more with these weights, RoPE
   less (three seeds, of the plain mean one, and other pretrainings): see cable_table2_mean
-- backbone: that of the other files, RMSNorm before, no biases, dropout, segments or [CLS]
+- backbone: that of the other files, RMSNorm before each part, no biases but those of w_c and w_s,
+  dropout 0; no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
 - embeddings are times sqrt(C), as Vaswani et al. (2017) have them: search finds more, we suppose
   because what a token is then stays visible in the mean of the states
@@ -183,6 +184,7 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         self.w_p = nn.Linear(config.n_embd, 1, bias=False)
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -59,7 +59,7 @@ VARIANTS = dict(
 
 EQUATION = ("logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a); "
             "cable_nw: g = 1, k_cable: a log")
-STEP = "a_k = relu(x_k W_c): the key decides"
+STEP = "a_k = relu(x_k W_c), or its softplus: the key decides"
 
 
 def literal(q, k, v, S, g=None, log_kernel=""):
@@ -70,8 +70,12 @@ def literal(q, k, v, S, g=None, log_kernel=""):
     step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
     distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
     g = 1 if g is None else g[..., None]
-    bias = -g * (torch.log(1 + distance**2) if log_kernel == "outside" else distance)
-    bias = -torch.log(1 + bias**2) if log_kernel == "inside" else bias
+    if log_kernel == "outside":
+        bias = -g * torch.log(1 + distance**2)
+    elif log_kernel == "inside":
+        bias = -torch.log(1 + (g * distance)**2)
+    else:
+        bias = -g * distance                                                # Eq. 7
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
@@ -171,7 +175,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:
+        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -198,6 +202,7 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -317,7 +317,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:
+        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -344,6 +344,7 @@ class GPT(nn.Module):
         self.lm_head.weight = self.wte.weight  # tied
         pe = ENCODINGS[config.pe]
         self.pe = nn.ModuleList(pe(config) for _ in range(config.n_layer if pe.per_layer else 1))
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

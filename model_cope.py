@@ -184,7 +184,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:
+        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -214,6 +214,7 @@ class GPT(nn.Module):
         tables = 1 if config.share else config.n_layer
         d = config.n_embd // config.n_head
         self.pos_emb = nn.ParameterList(torch.zeros(d, config.P) for _ in range(tables))
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

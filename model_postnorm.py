@@ -18,8 +18,8 @@ output, a norm on the attention's output alone.
 What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
-- norms have eps = 1e-8: under output the first layer's attention output, which its norm sees alone,
-  starts at a mean square of 1e-9 to 1e-8, so at first it comes out smaller than 1 all the same
+- norms have eps = 1e-8, not 1e-6: with "output" a norm sees the attention's output alone, and the
+  first layer's has a mean square of 1e-9 to 1e-8 at first, so even then it comes out below 1
 - weights start from a normal distribution that is not cut off at 2 std, c_proj's smaller; U is the
   embedding, and both decay
 - RoPE, as in the paper's Dyck models; the set complement task has no positions
@@ -200,6 +200,7 @@ class GPT(nn.Module):
         self.ln_f = norm_if(config.norm in ("pre_final", "peri", "peri_init"), config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -9,6 +9,7 @@ import difflib
 import dis
 import errno
 import functools
+import hashlib
 import importlib
 import inspect
 import io
@@ -152,7 +153,9 @@ def models():
     for path in files:
         file = path.relative_to(ROOT).as_posix()
         try:
+            written = hashlib.sha256(path.read_bytes()).hexdigest()
             module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+            module.sha256 = written  # of what was read, whatever the file becomes meanwhile
             variants = getattr(module, "VARIANTS", {path.stem.removeprefix("model_"): {}})
             for fields in variants.values():
                 module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
@@ -769,6 +772,14 @@ def check_text(path, checkpoint, flag=""):
              f"here{way}")
 
 
+def warn_of_code(path, checkpoint):
+    """One line if the model's file is not the one that was trained: old weights, new code."""
+    module, _ = models()[checkpoint["config"]["model"]]
+    if checkpoint.get("code", module.sha256) != module.sha256:
+        print(f"warning: {Path(module.__file__).name} has changed since {path} was begun: its "
+              "weights run in the new code", file=sys.stderr)
+
+
 def check_source(path, checkpoint, task, flag=""):
     """Fails if the text has changed: what the run was trained on may be in the test split now."""
     if checkpoint["source"] != task.source:
@@ -807,6 +818,7 @@ def load_run(path, device, bema=False):
     """
     checkpoint = load_checkpoint(path)
     config = checkpoint["config"]
+    warn_of_code(path, checkpoint)
     model = make_model(config)
     model.load_state_dict(checkpoint["model"])
     if bema:

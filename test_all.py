@@ -1394,6 +1394,16 @@ def test_interpreted_kernel_tra(B, H, Tq, Tk, d, bias, dead, stops, dtype):
 
 
 @with_kernels
+def test_interpreted_kernel_tra_whose_decay_grows():
+    """A fork may drop logsigmoid: far keys weigh more then, and none may be left out."""
+    torch.manual_seed(0)
+    q, k, v = (heads(1, 1, T, 16) for T in (20, 400, 400))
+    log_decay = torch.rand(1, 1, 20) / 10
+    same_as(tra_attention, kernels.tra.tra_attention, [q, k, v, log_decay], 1e-4)
+    assert not torch.ops.nanope.tra(*(x.to(DEVICE) for x in (q, k, v, log_decay)))[2].any()
+
+
+@with_kernels
 def test_interpreted_kernel_operators_and_checkpointing():
     """Whole operators to torch.compile; their backward runs after a checkpoint."""
     torch.manual_seed(0)
@@ -1784,6 +1794,18 @@ def test_an_edit_of_large_distances_is_caught_interpreted_too(fork, capsys):
     assert "model_mine.cable_attention runs as it is written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name, was, now", [
+    ("cable", "bias = -g[:, :, here, None] *", "bias = -g[:, :, here, None].clamp(max=1) *"),
+    ("tra", "torch.addcmul(s, C,", "torch.addcmul(s.clamp(max=8), C,")])
+def test_an_edit_of_large_values_is_caught_interpreted_too(name, was, now, fork, capsys):
+    """Trained queries and weights are larger than those of a unit normal."""
+    module = fork(name, (was, now))
+    plain = runs.plain_function(module)
+    assert kernels.faster(plain, *arguments(name, 30)[1]) is None
+    refused = f"model_mine.{name}_attention runs as it is written"
+    assert capsys.readouterr().err.startswith(refused if f"{name}_attention" in WAYS else "")
+
+
 @pytest.mark.slow
 def test_a_late_edit_is_caught_when_compiled_interpreted_too(fork):
     """torch.compile is the default on a GPU: a graph for longer texts compares at their length."""
@@ -1838,14 +1860,15 @@ def test_an_attention_from_elsewhere_is_seen_by_its_name_in_the_file(fork):
 WRONG = dict(
     forward=lambda right, v: 1.001 * right,
     backward=lambda right, v: right + 0.01 * (v - v.detach()),
-    late=lambda right, v: torch.cat((right[:, :, :90], 1.01 * right[:, :, 90:]), 2))
+    late=lambda right, v: torch.cat((right[:, :, :90], 1.01 * right[:, :, 90:]), 2),
+    late_backward=lambda right, v: right + (0.01 * (v - v.detach()) if v.size(2) > 256 else 0))
 
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("case", KNOWN)
 def test_a_wrong_kernel_is_caught_interpreted_too(case, kind, monkeypatch, capsys):
     """On CUDA, in the interpreter and on the CPU: the plain function runs, and one line says so."""
-    T = 100 if kind == "late" else 40
+    T = dict(late=100, late_backward=260).get(kind, 40)
     plain, args = arguments(case, T)
     right = WAYS[plain.__name__]
 
@@ -1858,7 +1881,7 @@ def test_a_wrong_kernel_is_caught_interpreted_too(case, kind, monkeypatch, capsy
     said = capsys.readouterr().err
     assert said.startswith(f"{plain.__module__}.{plain.__name__} runs as it is written: ")
     assert said.count("\n") == 1
-    if kind == "late":
+    if "late" in kind:
         assert kernels.faster(plain, *arguments(case, 40)[1]) is wrong
 
 
@@ -6043,6 +6066,22 @@ def test_a_task_of_ones_own_in_every_command(source, tasks, home):
         (home / "p.png").unlink()
     command(home, "train.py", "--resume", run, "--max_iters", 3, "--no-evaluate")
     assert "which has no text to write" in complaint(home, "sample.py", run)
+
+
+def test_a_run_of_an_edited_model_says_so(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained / "tra", tmp_path / "tra")
+    every = (("eval.py", "tra", "--lengths", 16, "--sequences", 4),
+             ("maps.py", "steps", "tra", "--out", "p.png"),
+             ("train.py", "--resume", "tra", "--max_iters", 3, "--no-evaluate"))
+    for words in every:
+        assert "warning" not in command(tmp_path, *words)[1]
+    shutil.rmtree(tmp_path / "tra")
+    shutil.copytree(trained / "tra", tmp_path / "tra")
+    monkeypatch.setattr(runs.models()["tra"][0], "sha256", "of another file")
+    for words in every:
+        err = command(tmp_path, *words)[1]
+        assert "warning: model_tra.py has changed since tra/ckpt.pt was begun: " in err
+        assert err.count("\n") == 1
 
 
 def test_a_task_s_own_loss_is_what_training_minimises(tasks, home):

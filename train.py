@@ -9,7 +9,8 @@ Train any model on any task.
 
 Step t draws its data and its dropout from (seed, t) alone, so a resumed run sees what an
 uninterrupted one would have seen; batch_size counts the sequences of all processes together, so
-more GPUs see the same data. Ctrl-C saves and exits with 130.
+more GPUs see the same data. (Each process's mean loss counts alike, however many tokens it scored.)
+Ctrl-C saves and exits with 130.
 """
 import argparse
 import inspect
@@ -71,7 +72,7 @@ class RunConfig:
     out_dir: str = ""             # for checkpoints and log; default out/<model>-<data>-<size>
     log_interval: int = 10        # steps between log lines; every validation has one, too
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
-    eval_iters: int = 20          # batches per validation
+    eval_iters: int = 20          # batches per validation, of every split
     evaluate: bool = True         # afterwards, run eval.py (on text sample.py, too) on the result
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"           # auto (bfloat16 on a GPU that has it), float32, bfloat16
@@ -237,6 +238,7 @@ def resume(argv):
                       f"{name}={value}; leave it out")
     if not any(word.split("=")[0] == f"--{text_flag}" for word in argv):
         runs.check_text(path, checkpoint, text_flag)
+    runs.warn_of_code(path, checkpoint)
     if c.max_iters < checkpoint["iter"]:
         runs.fail(f"--max_iters {c.max_iters}: the run is at iter {checkpoint['iter']} already")
     return c, checkpoint, path.parent
@@ -537,9 +539,12 @@ def finish(c, task, out, state, rank, stop):
     """The end of a run: leave the group of processes, then score what was trained."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, ended)
-    if dist.is_initialized():  # a process that leaves early can keep gloo's threads of another
-        dist.barrier()         # waiting for ever, and so can DistributedDataParallel, if it is the
-        dist.destroy_process_group()  # last to hold the group: it keeps Python's lock meanwhile
+    # Nobody leaves early: gloo's threads in another process could wait for ever. And the group
+    # outlives DistributedDataParallel (see main), which as its last owner would wait for a thread
+    # while it holds Python's lock, which that thread may need.
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
     if state["iter"] < c.max_iters:
         print(f"interrupted after iter {state['iter']}, saved; "
               f"continue with: python train.py --resume {out}")
@@ -586,8 +591,8 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
 
     # what it has so far, and a folder of its own, locked until this process ends
-    state = dict(config=vars(c), source=task.source, kept=task.kept, iter=0, best_val_loss=math.inf,
-                 seconds=0.0)
+    state = dict(config=vars(c), source=task.source, kept=task.kept, code=module.sha256, iter=0,
+                 best_val_loss=math.inf, seconds=0.0)
     if c.bema:
         state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
     if not checkpoint and not rank:

@@ -15,7 +15,7 @@ Every document follows an end-of-text token, and is in one split only, train, va
 documents, or where holding some out leaves less than half of the text to train on, the text is cut
 by position instead: 90 %, 5 %, 5 %. Tokens lie in data/prepared/<corpus>-<tokenizer>/ as uint16:
 meta.json says what they are, and a folder beside it, named by the beginning of their sha256, has a
-file per split.
+file per split. After an edit of this file delete data/prepared/: what is there is not made anew.
 """
 import hashlib
 import importlib.metadata

@@ -6,7 +6,8 @@ A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal
     about       what the paper's table is, and in which unit
     published   {row: the paper's numbers} (optional)
     columns     [(heading, split, metric)] of a task's table, in the order of published, all in %;
-                without it the table is perplexity by window length
+                without it the table is perplexity by window length. Of a matrix: {heading:
+                column(...)}, see matrix.py
     cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
     losses      True: the table and the figure are of the loss by step (optional)
     first       the entry whose runs of the same rows and seeds the runs begin with (optional)

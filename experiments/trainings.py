@@ -120,6 +120,7 @@ def train(out, start, device, run):
         run(*start, "--out_dir", str(out), "--no-evaluate", *device)
     checkpoint = runs.load_checkpoint(folder / "ckpt.pt")
     check(out, checkpoint["config"], start[2:])
+    runs.warn_of_code(folder / "ckpt.pt", checkpoint)
     if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
         run("python", "train.py", "--resume", str(out), "--no-evaluate", *device)
         checkpoint = runs.load_checkpoint(folder / "ckpt.pt")  # of the commit that finished it

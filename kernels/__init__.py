@@ -6,10 +6,11 @@ Every way to compute an attention that is faster than the plain function of its 
 attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
 CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
 plain function stays the truth. Before a way runs for the first time, it is compared with the very
-function it was given, in float32: outputs at this length, gradients on 37 tokens; where the two
-differ the plain function runs, and one line says so. So an attention that was edited, or a GPU that
-nobody has seen, gives the right result, only slower. (bfloat16 is not compared: it differs by its
-rounding. What torch.func and second derivatives need: enabled = False.)
+function it was given, in float32: outputs at this length, gradients on 37 and 300 tokens; where the
+two differ the plain function runs, and one line says so. So an attention that was edited, or a GPU
+that nobody has seen, gives the right result, only slower. An edit that acts only on values that are
+not drawn here, such as a clamp of logits beyond 30, is not seen. (Nor is bfloat16, which differs by
+its rounding. What torch.func and second derivatives need, too: enabled = False, --kernel off.)
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
@@ -102,7 +103,7 @@ def capability(index):
 # is a faster way equal to the plain function?
 
 TOLERANCE = 1e-4  # of the largest value, in float32
-SHORT = 37        # tokens in the comparison with gradients
+SHORT, MIDDLE = 37, 300  # tokens in the comparisons with gradients: a way may change at 256
 LAST = 63         # query rows compared at long lengths
 QUERIES = dict(cable_attention=(0, 4), fox_attention=(0,), alibi_attention=(0,),
                cope_attention=(0,), tra_attention=(0, 3))  # which arguments have a row per query
@@ -114,14 +115,17 @@ compared = {}     # what was compared -> whether the two were equal
 @torch.compiler.assume_constant_result
 def equal(plain, fast, device, H, d, options, length):
     """
-    Whether fast equals plain, in float32 without TF32. On 37 tokens outputs and gradients, on
-    2 ** length tokens, where that is more, the last outputs; with steps so small that every key
-    matters, with large and with very large ones. The random numbers of the caller stay as they are.
+    Whether fast equals plain, in float32 without TF32. On 37 and 300 tokens outputs and gradients,
+    on 2 ** length tokens, where that is more, the last outputs; with steps so small that every key
+    matters, with large and with very large ones; with logits as large as after training. The random
+    numbers of the caller stay as they are.
     """
     key = plain, fast, device, H, d, options, length
     if key in compared:
         return compared[key]
-    cases = [(SHORT, 1), (SHORT, SHORT)]
+    cases = [(SHORT, 1), (SHORT, SHORT), (SHORT, 1, 4)]
+    if 2 ** length > 256:
+        cases += [(MIDDLE, 1)]
     if 2 ** length > SHORT:
         cases += [(2 ** length, walk) for walk in (1, 2 ** length, 4 * 2 ** length)]
     if plain.__name__ == "cope_attention":  # it is given no steps, but makes them
@@ -144,10 +148,10 @@ def equal(plain, fast, device, H, d, options, length):
     return compared[key]
 
 
-def difference(plain, fast, device, H, d, options, T, walk):
+def difference(plain, fast, device, H, d, options, T, walk, loud=1):
     """
     The largest difference between outputs, and for few tokens gradients, over the largest value,
-    for B = 1 and T tokens whose steps sum to about `walk`.
+    for B = 1 and T tokens whose steps sum to about `walk`, with queries and weights times `loud`.
     A way that does not take these options does not differ: it will not run.
     """
     name = plain.__name__
@@ -155,7 +159,7 @@ def difference(plain, fast, device, H, d, options, T, walk):
     random = dict(generator=rng, dtype=torch.float32, device="cpu")  # whatever the defaults are
     q, k, v, keys = torch.randn(4, 1, H, T, d, **random)
     steps, weight = torch.rand(2, 1, H, T, **random)
-    steps = steps * walk / T
+    steps, q, weight = steps * walk / T, q * loud, weight * loud
     tensors = dict(cable_attention=(steps.cumsum(-1), weight),
                    fox_attention=(-steps.cumsum(-1),),
                    alibi_attention=(steps[0, :, 0],),
@@ -168,7 +172,7 @@ def difference(plain, fast, device, H, d, options, T, walk):
         elif isinstance(was, tuple):
             more[n] = torch.randn(was, **random)
     args = [x.to(device) if torch.is_tensor(x) else x for x in (q, k, v, *more)]
-    gradients = T <= SHORT
+    gradients = T in (SHORT, MIDDLE)
     inputs = [x.requires_grad_(gradients) for x in args if torch.is_tensor(x)]
     last = list(args)
     for n in QUERIES[name]:

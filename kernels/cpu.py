@@ -33,8 +33,8 @@ GROUPS = (0, 16, 64)    # where groups of a block's rows begin, those that look 
 SHORT = 256             # keys: up to here one call, differentiated by torch
 LONG = 1024             # keys: beyond, those that have decayed are dropped
 FEW = 64                # queries of a cache: below, the bound costs more than it saves
-HARDLY = 0.7            # a head that keeps more of its keys is one block, for larger products,
-RANGE = 100             # if its largest g (S_i - S_j) is less: float32 is right to 1e-5 of it
+KEEPS_MOST = 0.7        # a head that keeps more of its keys is one block, for larger products
+MOST_BIAS = 100         # unless a g (S_i - S_j) is larger: float32 is right to 1e-5 of it
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -80,7 +80,6 @@ def alibi_attention(q, k, v, slopes):
         return None
     S = torch.arange(Tk, dtype=q.dtype).expand(k.shape[:3])
     return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
-
 
 
 # -----------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class Blocks:
         first.flatten(1, 2)[:, self.Tq:] = self.starts[-1]  # padding looks nowhere
         kept = 1 - first.amin(-1).sum(-1) / self.starts.sum().clamp(min=1)
         span = self.g.abs().amax(-1) * (largest_S[:, -1] - self.S.amin(-1))
-        return first.masked_fill(((kept > HARDLY) & (span < RANGE))[:, None, None], -1)
+        return first.masked_fill(((kept > KEEPS_MOST) & (span < MOST_BIAS))[:, None, None], -1)
 
     def centre(self, n, keys, a):
         """The extra channel of head n's keys becomes S - S_a."""

@@ -106,6 +106,7 @@ def tra_forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
             count += tl.sum(passed.to(tl.float32), 1)
         rest = most - m + (count + 1) * slope  # what the keys to come can add to
         rest += tl.log2(tl.minimum(many, end.to(tl.float32)))
+        rest = tl.where(slope > 0, float("inf"), rest)  # a fork's, perhaps: far keys matter more
         more = tl.max(rest) > -17 * LOG2E
     some = den > 0
     store(o, r, Tq, tl.where(some[:, None], acc / den[:, None], 0.0), D, C)
