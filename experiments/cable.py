@@ -277,7 +277,7 @@ SECTIONS = {
     "headline": dict(
         about="The picture of the front page: six rows of lm",
         commands=["python plot.py lengths results/lm.cpu.json "
-                  "--models cable alibi fox tra cope rope --out results/headline.png"],
+                  "--models cable alibi fox cope t5 rope --out results/headline.png"],
         figures=["headline.png"]),
     "strided": dict(
         about="Does CABLE use what it sees? Perplexity by window length, and of tokens that all "
