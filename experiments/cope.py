@@ -303,7 +303,7 @@ ENTRIES |= {
                        "P = 1,024": ("--model cope --P 1024", 1)})),
     "cope_fig3": dict(
         about="CoPE, Figure 3: WikiText-103, trained on windows of 1,024 and of 512, read in "
-              "longer ones; its numbers are not in the text",
+              "longer ones; its numbers are not in the text", group="cope_wikitext",
         paper=dict(note=GPT2 + "; windows of 512 are 128 a step, so as many tokens; the lengths "
                         "read are ours",
                    train=WIKITEXT,
