@@ -120,11 +120,10 @@ ENTRIES = {
                 "strided perplexity is 1.0 to 1.1 and .9 to 1.3 % lower at 4,096 than at 512.",
                 "Some methods use far context now, which none of the matrix's twelve did after 3 "
                 "million bytes. A method whose perplexity falls from 512 to 4,096 in the second "
-                "table reads beyond its training length. CoPE's gates with ALiBi's slopes gain "
-                "1.6 % there (one seed), ALiBi and CABLE 1.1 (three), FoX .3 (one). The fall from "
-                "256 to 512 is larger, "
-                "but may be context within 256: in a window of 256 a token has only 128 to 255 "
-                "tokens before it.",
+                "table reads beyond its training length. CoPE's gates with ALiBi's slopes gain 1.6 "
+                "% there (one seed), ALiBi and CABLE 1.1 (three), FoX .3 (one). The fall from 256 "
+                "to 512 is larger, but may be context within 256: in a window of 256 a token has "
+                "only 128 to 255 tokens before it.",
                 "TRA stays as it is, within .1 %: it survives, and reads no farther (pre-norm's "
                 "is .7 % above its lowest, at 512). K-CABLE, CABLE without the query's weight "
                 "(cable_nw) and KERPLE are lowest at 512 or 1,024, and rise by 1 to 2 % after it.",
@@ -220,8 +219,8 @@ SECTIONS = {
         commands=["python reproduce.py lm --scale cpu --jobs 2",
                   "python maps.py counts out/lm.cpu/{cable-*,fox-*,cope-*-P-16}-1337 "
                   "--out results/lm_counts.png",
-                  "python maps.py counts out/lm.cpu/cable-*-{1338,1339} "
-                  "--out results/lm_counts_seeds.png",
+                  "python maps.py counts out/lm.cpu/cable-*-{1338,1339} --out "
+                  "results/lm_counts_seeds.png",
                   "python maps.py reach out/lm.cpu/cable-*-{1338,1339} --length 2048"],
         figures=["lm_counts.png", "lm_counts_seeds.png"],
         reads=[
@@ -232,10 +231,9 @@ SECTIONS = {
             "another line's end .92 (seed 1338: layer 3, head 0), and 1.37, .10 (1339: layer 2, "
             "head 1); .07 or less for all else. In CoPE's paper such heads count paragraphs.",
             "The first figure: one run each, 200 windows of the test split. The one head of CABLE "
-            "that looks far "
-            "(layer 2, head 2) counts lines: .80 a line end, .02 or less for all else. So does "
-            "FoX's (layer 3, head 1): .13, and .01 or less. CABLE's layer 0, head 1 counts lines, "
-            "too, with steps so large (2.4) that it sees only the last few.",
+            "that looks far (layer 2, head 2) counts lines: .80 a line end, .02 or less for all "
+            "else. So does FoX's (layer 3, head 1): .13, and .01 or less. CABLE's layer 0, head 1 "
+            "counts lines, too, with steps so large (2.4) that it sees only the last few.",
             "No head of CoPE, whose queries and keys share the decision, steps at line ends alone: "
             "the nearest to it, layer 3's head 2, has .88 there, .79 at a space and .12 at "
             "letters.",

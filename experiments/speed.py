@@ -110,7 +110,8 @@ SECTIONS = {
             "lengths, Tq < Tk, T = 1, head sizes 16 to 128, gates that fill at once or never, "
             "rows without a survivor), and they compile for both GPUs, here with Triton 3.9.",
             "No forward kernel spills, none that uses wgmma is serialized by ptxas (C7515), and "
-            "every pipelined loop over tiles loads ahead; the instructions are those of that "
+            "every loop over tiles loads ahead, but for those of CoPE's band, backward along rows, "
+            "and down columns in float32 or with gate keys; the instructions are those of that "
             "loop, by nvdisasm.",
             "TRA's and CoPE's counts are matrix products with a triangle of ones, as a scan had "
             "its own layout: on sm_90 a tile of TRA took 1,163 (forward), 1,131 (rows) and 1,297 "
