@@ -41,7 +41,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
     step: str = "relu"        # relu or softplus; softplus without g is the Forgetting Transformer
@@ -175,7 +175,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)

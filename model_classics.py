@@ -4,8 +4,7 @@ The classics: nine ways to tell a transformer where a token is, one small class 
     logit_ij = q_i . k_j / sqrt(d) + bias_ij        for the keys j <= i
 
 An encoding has up to three hooks: embed() adds to the token embedding, rotate() turns q and k,
-bias() adds to the logits. For all of them every token is one step. ALiBi's bias is so simple that
-there are kernels for it: alibi_attention.
+bias() adds to the logits. For all of them every token is one step. ALiBi alone has kernels.
 What differs from the papers, and why:
 - one backbone: only the encoding differs, and sinusoidal's token embeddings, times sqrt(C)
 - t5: an entry for every distance and the 1/sqrt(d); the paper has logarithmic buckets, no sqrt(d)
@@ -36,7 +35,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     pe: str = "rope"        # learned sinusoidal rope alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last entry beyond block_size, else add nothing
@@ -317,7 +316,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)

@@ -44,7 +44,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     P: int = 64             # positions in the table: counts stop at P - 1
     gates: str = "key"      # what is counted: key (q . k), val (q . v), sep (q . k' of its own W_g)
@@ -81,7 +81,7 @@ def interpolate(z, p):
     """z (..., n, P) at fractional positions min(p, P - 1), p (..., n, m) >= 0 -> (..., n, m)."""
     z = z.to(p.dtype)
     slope = F.pad(z.diff(dim=-1), (0, 1))  # from one position to the next; none beyond the last
-    low = p.detach().long().clamp(0, z.size(-1) - 1)  # 0 for the NaNs of a run that diverged
+    low = p.detach().long().clamp(0, z.size(-1) - 1)  # in the table, even if p is NaN
     return torch.addcmul(z.gather(-1, low), slope.gather(-1, low), p - low.to(p.dtype))
 
 
@@ -184,7 +184,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)

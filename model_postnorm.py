@@ -19,7 +19,8 @@ What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on
   the embeddings too, as TRA's authors have it
 - norms have eps = 1e-8, not 1e-6: with "output" a norm sees the attention's output alone, and the
-  first layer's has a mean square of 1e-9 to 1e-8 at first, so even then it comes out below 1
+  first layer's starts at a mean square of 1e-7 (first token) to 1e-9 (256th), so far out even this
+  norm at first comes out below 1
 - weights start from a normal distribution that is not cut off at 2 std, c_proj's smaller; U is the
   embedding, and both decay
 - RoPE, as in the paper's Dyck models; the set complement task has no positions

@@ -5,7 +5,7 @@ the distance over those that are left (Opper, Fernandez, Smolensky and Gao, 2025
     s_ij = q_i . k_j / sqrt(d)
     M_ij = 1 if s_ij > 0 else 0            who passes the paper's ReLU             (Eq. 3, 4)
     C_ij = M_ij + ... + M_ii               survivors from j to i, the nearest is 1 (Eq. 6)
-    delta_i = sigmoid(x_i W_f + b_f)       what one step leaves, per head         (Eq. 8)
+    delta_i = sigmoid(x_i W_f + b_f)       each step multiplies a weight by it     (Eq. 8)
     logit_ij = s_ij + C_ij log delta_i     where M = 1, others are removed         (Eq. 9-12)
 
 With every score positive C = i - j + 1, and this is ALiBi with a slope per query.
@@ -41,7 +41,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "post"      # pre: x + F(N(x)), post: N(x) + F(N(x))
+    norm: str = "post"      # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = True    # RMS-normalise q and k per head, without a learned scale
 
 
@@ -152,7 +152,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + F(x)), each N where the next step begins; the first norms embeddings
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)

@@ -1988,7 +1988,7 @@ def test_variants_of_fields_that_are_not_there(copy, capsys):
 ATTEND = "        y = attention(q, k, v)"
 FORWARD = "    def forward(self, x, cache):"
 LOOP, EMBED = "            x = block(x, cache)", "        x = self.drop(self.wte(idx))"
-NORM = '    norm: str = "pre"       # pre: x + F(N(x)), post: N(x) + F(N(x))'
+NORM = '    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP'
 QK_NORM = "    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale"
 LAYERS = "        for block in self.h:"
 CHECK = '        if config.norm not in ("pre", "post"):'

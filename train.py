@@ -7,9 +7,10 @@ Train any model on any task.
     python train.py --resume out/cable-stdlib-nano         continue after Ctrl-C or a power cut
     torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
 
-Step t draws its data and its dropout from (seed, t) alone, so a resumed run sees what an
-uninterrupted one would have seen; batch_size counts the sequences of all processes together, so
-more GPUs see the same data. (Each process's mean loss counts alike, however many tokens it scored.)
+Step t draws its data from (seed, t) alone, its dropout from these and the process's number, so a
+resumed run sees what an uninterrupted one would have seen. batch_size counts the sequences of all
+processes together, so more GPUs see the same data. (Each process's mean loss counts alike, however
+many tokens it scored.)
 Ctrl-C saves and exits with 130.
 """
 import argparse
@@ -580,12 +581,11 @@ def main(argv=None):
 
     # data and model
     module, _ = runs.models()[c.model]
-    task, model = task_and_model(c, module, checkpoint, device, world)
-    raw_model = model
+    task, raw_model = task_and_model(c, module, checkpoint, device, world)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
-    wide = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
+    wide = [p for p in raw_model.parameters() if p.dim() >= 2]
+    rest = [p for p in raw_model.parameters() if p.dim() < 2]
     groups = [dict(params=wide, weight_decay=c.weight_decay), dict(params=rest, weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-8,
                                   fused=device.type in ("cpu", "cuda"))
@@ -594,7 +594,7 @@ def main(argv=None):
     state = dict(config=vars(c), source=task.source, kept=task.kept, code=module.sha256, iter=0,
                  best_val_loss=math.inf, seconds=0.0)
     if c.bema:
-        state["bema"] = dict(start=copy_weights(model), ema=copy_weights(model))
+        state["bema"] = dict(start=copy_weights(raw_model), ema=copy_weights(raw_model))
     if not checkpoint and not rank:
         usual = runs.ROOT / "out" / f"{c.model}-{Path(c.data).name}-{c.size}"
         out = Path(c.out_dir or os.path.relpath(usual))
@@ -609,12 +609,11 @@ def main(argv=None):
         lock = open(out / "lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if checkpoint:
-        restore(checkpoint, out, model, optimizer, state, rank)
+        restore(checkpoint, out, raw_model, optimizer, state, rank)
     log = open(os.devnull if rank else out / "log.jsonl", "a" if checkpoint else "w", buffering=1)
 
     # compiled, and shared by the processes
-    if compiling:
-        model, where = torch.compile(model), f"{where}, torch.compile"
+    model = torch.compile(raw_model) if compiling else raw_model
     if world > 1:
         model = DistributedDataParallel(model)
 
@@ -623,7 +622,8 @@ def main(argv=None):
     for title, cls in groups.items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls) if f.name in c)
         print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
-    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}")
+    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}"
+          f"{', torch.compile' if compiling else ''}")
     print(f"writing to {out}, from iter {state['iter']}", flush=True)
 
     # the loop; Ctrl-C and kill only ask for its end

@@ -95,7 +95,7 @@ class Task:
     def score(self, logits, x, y):
         """
         logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): in each sequence, how
-        many of so many trials count. Here the scored positions are the trials, right answers count.
+        many trials went well, out of how many. Here a trial is a scored position.
         """
         scored = y != -1
         right = (logits.argmax(-1) == y) & scored
