@@ -251,14 +251,15 @@ SECTIONS = {
         commands=[f"python train.py {LONG} {flags('cope_sep', PICKED['cope'])} --seed 1337 "
                   "--compile on --out_dir out/cope_sep",
                   "python maps.py attention out/cope_sep --layer 2 --kinds position step "
-                  "--length 256 --prompt \"$(sed -n '/^class Task/,/accuracy=/p' README.md)\" "
+                  "--length 256 --prompt \"$(sed -n '/^class Task/,/cumsum/p' README.md)\" "
                   "--out results/lm_sep.png",
                   "python maps.py counts out/cope_sep --out results/lm_sep_counts.png"],
         figures=["lm_sep.png", "lm_sep_counts.png"],
         reads=[
             "In the paper such heads count paragraphs and sections. Here one of 16 (layer 2, head "
-            "1) counts lines: its mean step is .94 at a line end, .38 at a space (most of them "
-            "indent the next line), .21 or less at letters, digits and signs.",
+            "1) counts lines, blank or not: its mean step is .94 at a line's end and where a block "
+            "begins, .86 at a blank line, .38 at a space (most of them indent the next line), .21 "
+            "at signs, .08 or less at letters and digits. None counts blank lines or blocks alone.",
             "Below, its steps are stripes where lines begin (the ticks), and its positions "
             "blocks: the line that a query is in, the one before, and little beyond.",
             "In plain CoPE the head nearest to that counts spaces as well (lm_counts). One run "
