@@ -1752,12 +1752,13 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
     assert not refused or re.search(r"differs by \S+ of the largest value\n$", said), said
 
 
+@pytest.mark.parametrize("T", [30, 300])
 @pytest.mark.parametrize("name", ["fox", "cable", "tra", "cope"])
-def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, fork, capsys):
+def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, T, fork, capsys):
     module = fork(name)
     model = make("mine", **SMALL).to(DEVICE)
     with runs.spy(model) as calls:
-        model(torch.randint(0, 61, (1, 30)).to(DEVICE))
+        model(torch.randint(0, 61, (1, T)).to(DEVICE))
     plain = runs.plain_function(module)
     assert kernels.faster(plain, *calls[0]) is WAYS.get(plain.__name__)
     assert capsys.readouterr().err == ""

@@ -173,17 +173,18 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
             more[n] = torch.randn(was, **random)
     args = [x.to(device) if torch.is_tensor(x) else x for x in (q, k, v, *more)]
     gradients = T in (SHORT, MIDDLE)
+    rows = T if gradients else LAST
     inputs = [x.requires_grad_(gradients) for x in args if torch.is_tensor(x)]
     last = list(args)
     for n in QUERIES[name]:
         if n < len(args) and torch.is_tensor(args[n]):
-            last[n] = args[n][:, :, -LAST:]
+            last[n] = args[n][:, :, -rows:]
     with torch.set_grad_enabled(gradients):
         ours = fast(*args)
         if ours is None:
             return 0.0
         theirs = plain(*last)
-        pairs = [(ours[:, :, -LAST:], theirs)]
+        pairs = [(ours[:, :, -rows:], theirs)]
         if gradients:
             dy = torch.cos(torch.arange(theirs.numel(), device=device)).view_as(theirs)
             pairs += zip(torch.autograd.grad(ours, inputs, dy),
