@@ -1881,7 +1881,7 @@ def test_a_wrong_kernel_is_caught_interpreted_too(case, kind, monkeypatch, capsy
         assert torch.equal(kernels.attend(plain, *args), plain(*args))
     said = capsys.readouterr().err
     assert said.startswith(f"{plain.__module__}.{plain.__name__} runs as it is written: ")
-    assert said.count("\n") == 1
+    assert said.count("\n") == 1 and " differs by " in said
     if "late" in kind:
         assert kernels.faster(plain, *arguments(case, 40)[1]) is wrong
 
@@ -6083,6 +6083,9 @@ def test_a_run_of_an_edited_model_says_so(trained, tmp_path, monkeypatch):
         err = command(tmp_path, *words)[1]
         assert "warning: model_tra.py has changed since tra/ckpt.pt was begun: " in err
         assert err.count("\n") == 1
+    err = command(tmp_path, "train.py", "--model", "tra", "--data", "flipflop", "--max_iters", 1,
+                  "--no-evaluate", "--init_from", trained / "tra", *TINY_FLAGS)[1]
+    assert f"warning: model_tra.py has changed since {trained / 'tra'}/ckpt.pt was begun" in err
 
 
 def test_a_task_s_own_loss_is_what_training_minimises(tasks, home):

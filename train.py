@@ -10,8 +10,7 @@ Train any model on any task.
 Step t draws its data from (seed, t) alone, its dropout from these and the process's number, so a
 resumed run sees what an uninterrupted one would have seen. batch_size counts the sequences of all
 processes together, so more GPUs see the same data. (Each process's mean loss counts alike, however
-many tokens it scored.)
-Ctrl-C saves and exits with 130.
+many tokens it scored.) Ctrl-C saves and exits with 130.
 """
 import argparse
 import inspect
@@ -420,7 +419,9 @@ def task_and_model(c, module, checkpoint, device, world):
     """-> both, with what they take over from the checkpoint that is resumed, or --init_from."""
     first = checkpoint
     if c.init_from and not checkpoint:
-        first = runs.load_checkpoint(runs.find_checkpoint(c.init_from))
+        path = runs.find_checkpoint(c.init_from)
+        first = runs.load_checkpoint(path)
+        runs.warn_of_code(path, first)
     try:
         task = data.make(vars(c), first["kept"] if first else ())
         c.data, c.vocab_size = task.data, task.vocab_size
