@@ -301,6 +301,15 @@ def by_group(keys, count, out_of):
     return found
 
 
+NOT_FINITE = "its logits are not finite"
+
+
+def logits_are_finite(model, args, output):
+    """A forward hook. The largest of logits that are NaN would be an answer, though a wrong one."""
+    if not output[0].isfinite().all():
+        raise ValueError(NOT_FINITE)
+
+
 def evaluate_task(args, loaded, device, context, words):
     """A task: every model, length and split -> what goes into the JSON."""
     name = loaded[0].config["data"]
@@ -315,6 +324,7 @@ def evaluate_task(args, loaded, device, context, words):
     for run in loaded:
         row = describe(run) | dict(scores={})
         start = time.time()
+        run.model.register_forward_hook(logits_are_finite)
         for T, task in tasks.items():
             print(f"\n{run.name}, block_size {T:,}")
             row["scores"][T] = {}
@@ -323,8 +333,10 @@ def evaluate_task(args, loaded, device, context, words):
                 try:
                     scores, positions, groups = task_scores(
                         run.model, task, split, args.sequences, args.seed, device, context)
-                except ValueError as e:  # an encoding that ends
+                except ValueError as e:  # an encoding that ends, or logits_are_finite
                     print(f"  {split:10}-  {runs.complaint(e)}")
+                    if str(e) == NOT_FINITE:
+                        row["not_finite"] = True
                     continue
                 row["scores"][T][split] = scores
                 for metric, values in positions.items():

@@ -177,7 +177,8 @@ def parse(argv):
     parser.add_argument("--rows", nargs="+", help="only these rows of a table (default: all)")
     parser.add_argument("--missing", action="store_true",
                         help="keep the runs that a table's JSON in results/ has, and add the rows "
-                             "and seeds that it has not")
+                             "and seeds that it has not; of the matrix also what another text or "
+                             "another definition has made old")
     parser.add_argument("--trials", type=int, default=0,
                         help="models of every scheme in a random search (default: the entry's)")
     parser.add_argument("--add", metavar="NAME",
@@ -267,27 +268,35 @@ def with_row(args, scale):
     models = [trainings.options(flags.split())["model"] for flags, _ in scale["rows"].values()]
     if args.add in (*scale["rows"], *models):
         runs.fail(f"{args.add} is in {args.entry} already: {', '.join(scale['rows'])}")
+    if args.add == args.entry or not re.fullmatch(r"[\w.+-]+", args.add):
+        runs.fail(f"{args.add!r} is to be the name of a file, and cannot: rename it in VARIANTS")
+    if "block_size" in variant:
+        runs.fail(f"VARIANTS gives {args.add} a block_size: its texts would not be the other rows'")
     flags, asked = f"--model {args.add}", set()
     for one in scale["tasks"].values():
         asked |= trainings.options(one["train"].split()).keys()
     for name, value in variant.items():
         if name in asked:  # what the name means goes before what a task asks of all
             flags += trainings.flag(name, value)
-    version = matrix.code(*matrix.with_imported(module))
-    return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}")
+    version = matrix.version(*matrix.with_imported(module))
+    return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}",
+                        fork=(module, version))
 
 
 def with_kept(args, entry, scale):
     """
     A table that keeps the runs of its JSON in results/; one of an older definition ends here. It
-    may have fewer rows. Commits are not compared: the page names them.
+    may have fewer rows. Of a matrix, those runs are kept that are what they would be today. Commits
+    are not compared: the page names them.
     """
-    if "tasks" in scale:
-        runs.fail(f"--missing is not for {args.entry}, which is a matrix")
+    if args.add:
+        runs.fail("--missing is not for --add, which makes one row")
     path = runs.ROOT / "results" / f"{args.entry}.{args.scale}.json"
     if not path.exists():
         return scale
     kept = tables.read(path)
+    if "tasks" in scale:
+        return scale | dict(kept=matrix.kept(kept, entry, scale))
     why = tables.older(entry, args.scale, kept | dict(command="--rows"))
     if why:
         runs.fail(f"{path} is of an older definition ({why}): without --missing it is made anew")
@@ -357,22 +366,32 @@ def draw(kind, entry, path):
 def beside(args, result, entry, committed, folder):
     """A row that was added, beside the committed ones: its JSON and figure, both under out/."""
     path, kind = folder / f"{args.add}.json", tables.kind_of(entry[args.scale])
-    again = f"python reproduce.py {args.entry} --scale {args.scale}"
+    again = f"python reproduce.py {args.entry} --scale {args.scale} --missing --jobs 2"
     lines = [f"{committed} is not there: the row stands alone. Make the others with: {again}"]
     if (runs.ROOT / committed).exists():
         try:
             old = json.loads((runs.ROOT / committed).read_text())
             commits = sorted({str(run["environment"]["commit"]) for run in old["runs"]})
             result, lines = kind.beside(result, old, entry, entry[args.scale])
-            lines += [f"make them anew with: {again}"] if lines else []
+            lines += [f"make what is missing with: {again}"] if lines else []
             lines.append(f"the committed rows are of commits {', '.join(commits)}")
         except (ValueError, KeyError, TypeError, AttributeError):
             lines = [f"{committed} is not what reproduce.py wrote: the row stands alone. Make the "
                      f"others with: {again}"]
+    lines += of_its_own(args)
     runs.write_json(runs.ROOT / path, result | dict(added=args.add))
     failed = draw(kind, entry, path)
     print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))
     sys.exit(failed)
+
+
+def of_its_own(args):
+    """What an added row has that the others have not, by its name or by a flag, in lines."""
+    _, variant = runs.models()[args.add]
+    backbone = runs.models()["nope"][0].GPTConfig.__dataclass_fields__
+    sizes = [f"{name}={value}" for name, value in variant.items() if name in backbone]
+    lines = [f"of its own {args.add} has {', '.join(sizes)}"] if sizes else []
+    return lines + (["it was compiled, the others were not"] if args.compile else [])
 
 
 if __name__ == "__main__":

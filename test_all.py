@@ -5450,7 +5450,6 @@ DYCK_PANEL = json.dumps(dict(data="dyck", k=2, m=3, block_size=16, batch_size=2,
     ("reproduce.py postnorm_fig1 --rows peri", "--rows is not for postnorm_fig1, which has trials"),
     ("reproduce.py postnorm_fig1 --compile", "--compile is not for postnorm_fig1, which has"),
     ("reproduce.py postnorm_fig1 --missing", "--missing is not for postnorm_fig1, which has"),
-    ("reproduce.py matrix --missing", "--missing is not for matrix, which is a matrix"),
     ("reproduce.py cable_table1 --trials 2", "--trials is not for cable_table1, which has seeds"),
     ("experiments.minimal --scheme peri --out x.json --panel 1 --trials 0", "must be at least 1"),
     ("experiments.minimal --scheme peri --out x.json --panel '{}'", "--panel has no data"),
@@ -8049,13 +8048,23 @@ def test_what_a_committed_row_is_compared_by(copy, here, monkeypatch):
     out, _ = run("--add", "mine")
     assert "left out: the committed row rope, of another definition" in out
     assert "flipflop's metric has changed" in out and "is that of Python 3.99" in out
-    assert "make them anew with: python reproduce.py matrix" in out
+    assert "make what is missing with: python reproduce.py matrix --scale cpu --missing" in out
     shown = json.loads(mine.read_text())["cells"]
     assert list(shown) == ["alibi", "mine"]
     assert shown["alibi"]["text: perplexity"] == dict(reason="another text")
     assert shown["alibi"]["flip-flop: iid"] == found["alibi"]["flip-flop: iid"]
     assert list(plot.far_runs(mine)[0]) == ["mine"]  # nor is another text's curve drawn
     assert "the committed rows are of commits 0000000\n" in out
+    # which makes no others, wherever the runs may be
+    shutil.rmtree(copy / "out")
+    out, _ = run("--missing")
+    assert re.findall(r"\$ python train.py --data (\w+) .* --model (\w+)", out) == [
+        ("notes", "rope"), ("flipflop", "rope"), ("notes", "alibi")]
+    filled = json.loads(results.read_text())
+    assert filled["cells"] == found and [r["label"] for r in filled["runs"]] == [
+        "rope", "rope", "alibi", "alibi"]
+    assert "$ python train.py" not in run("--missing")[0]
+    run()
     # a task's code that has changed is another task: its runs are made anew, no others
     code = matrix.code
     monkeypatch.setattr(matrix, "code", lambda *objects: code(*objects) if getattr(
@@ -8113,22 +8122,120 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     assert "$ python train.py" not in run("mine")[0]
 
 
+def test_an_edit_while_a_row_is_made(copy, here, monkeypatch):
+    """It does not pass for the file before: what was begun before it stays, what was begun after
+    it is made anew."""
+    write_notes(copy)
+    write_fork(copy)
+    here(matrix=small_matrix("rope"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add",
+                            "mine")
+    fork, plain = copy / "model_mine.py", reproduce.Board.run
+    source, trained, said = fork.read_text(), r"\$ python train.py --data (\w+)", []
+    edited = source.replace("F.gelu(", "F.relu(")
+
+    def edits(before):
+        def run(board, name, *words):
+            mine, _ = runs.models()["mine"]
+            written = mine.sha256
+            if before:
+                fork.write_text(edited)
+                monkeypatch.setattr(mine, "sha256", "of the edited file")
+            plain(board, name, *words)
+            fork.write_text(edited)
+            monkeypatch.setattr(mine, "sha256", written)
+        return run
+    for before in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(reproduce.Board, "run", edits(before))
+            out, err = run(code=1)
+        assert "error: model_mine.py, or what it imports, was edited meanwhile" in err
+        assert re.findall(trained, out) == ["notes"]
+        assert not list(copy.glob("out/matrix.cpu/mine-*/*/*/eval.json"))
+        fork.write_text(source)
+        out, _ = run()
+        said.append(re.findall(trained, out))
+        assert "$ python train.py" not in run()[0]
+        shutil.rmtree(copy / "out" / "matrix.cpu")
+    assert said == [["flipflop"], ["notes", "flipflop"]]
+
+
+def test_an_added_row_that_cannot_be_scored_on_one_task(copy, here, monkeypatch):
+    """Its cells of that task say so; the next command tries again."""
+    write_notes(copy)
+    write_fork(copy)
+    here(matrix=small_matrix("rope"))
+    run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
+    run()
+    plain = reproduce.Board.run
+
+    def fails(board, name, *words):
+        if words[1] == "eval.py" and "/text-" in words[2]:
+            raise RuntimeError(f"{shlex.join(words)} exited with {code}:\nA\nIndexError: too far")
+        plain(board, name, *words)
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce.Board, "run", fails)
+        code = 1
+        out, _ = run("--add", "mine")
+        shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]
+        assert shown["mine"]["text: perplexity"] == dict(reason="failed")
+        assert "value" in shown["mine"]["flip-flop: iid"] and "IndexError: too far\n" in out
+        assert "value" in shown["rope"]["text: perplexity"]
+        code = -9  # the machine's doing, not the method's
+        _, err = run("--add", "mine", code=1)
+        assert "exited with -9" in err
+        shutil.rmtree(copy / "out")
+        code = 1  # of a row of the matrix itself, it is a mistake of ours
+        _, err = run(code=1)
+        assert "IndexError: too far" in err
+    out, _ = run("--add", "mine")
+    shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]
+    assert all("value" in cell for cell in shown["mine"].values())
+
+
+def test_logits_that_are_not_finite_are_no_answers(copy, here):
+    """The largest of NaN would be one."""
+    write_notes(copy)
+    write_fork(copy, "cable", ("logits = self.lm_head(self.ln_f(x))",
+                               "logits = self.lm_head(self.ln_f(x)) / (T < 20)"))
+    here(matrix=small_matrix("rope"))
+    out, _ = command(copy, "reproduce.py", "matrix", "--device", "cpu", "--add", "mine")
+    shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]["mine"]
+    not_finite = dict(reason="not finite")
+    assert shown["flip-flop: worst"] == shown["text: strided"] == not_finite
+    assert "value" in shown["flip-flop: iid"] and "value" in shown["text: perplexity"]
+
+
 def test_what_cannot_be_added_to_a_matrix(copy, here):
     write_notes(copy)
+    for name, fields in (("two words", {}), ("../out2", {}), ("matrix", {}),
+                         ("short", dict(block_size=8)), ("wide", dict(n_embd=32))):
+        file = copy / f"model_a{len(list(copy.glob('model_a*')))}.py"
+        write_fork(copy)
+        source = (copy / "model_mine.py").read_text()
+        file.write_text(source.replace("dict(mine=dict())", f"{ {name: fields}!r}"))
+    (copy / "model_mine.py").unlink()
     here(matrix=small_matrix("rope", "alibi"))
     for name, says in (("rpoe", "unknown model 'rpoe': did you mean rope"),
                        ("rope", "rope is in matrix already: rope, alibi"),
+                       ("two words", "'two words' is to be the name of a file, and cannot"),
+                       ("../out2", "'../out2' is to be the name of a file, and cannot"),
+                       ("matrix", "'matrix' is to be the name of a file, and cannot"),
+                       ("short", "VARIANTS gives short a block_size: its texts would not be"),
                        ("bert_cable", "bert_cable is an encoder, and matrix is of causal models")):
         assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
     run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add")
-    assert "the row stands alone" in run("nope")[0]
+    out, _ = run("nope")
+    assert "the row stands alone" in out and "of its own" not in out and "compiled" not in out
+    assert "of its own wide has n_embd=32\n" in run("wide")[0]
     (copy / "results").mkdir()
     (copy / "results" / "matrix.cpu.json").write_text("{}")
     assert "is not what reproduce.py wrote: the row stands alone" in run("nope")[0]
     (copy / "results" / "matrix.cpu.json").write_text("{")
     assert "matrix.cpu.json is damaged: restore or remove it" in complaint(copy, "reproduce.py")
-    assert "--rows is not for --add" in complaint(copy, "reproduce.py", "matrix", "--add", "nope",
-                                                  "--rows", "rope")
+    for flag in ("--rows", "rope"), ("--missing",):
+        assert f"{flag[0]} is not for --add" in complaint(
+            copy, "reproduce.py", "matrix", "--add", "nope", *flag)
     here(texts=entry("--data notes", experiments.seeds(1, "rope"), eval=""))
     assert "is no matrix" in complaint(copy, "reproduce.py", "texts", "--add", "nope")
 

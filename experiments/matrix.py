@@ -14,10 +14,12 @@ import io
 import math
 import re
 import shlex
+import shutil
 import statistics
 import textwrap
 import tokenize
 from functools import partial
+from pathlib import Path
 
 import data
 import eval as evaluation
@@ -173,9 +175,8 @@ ENTRIES = {
 # -----------------------------------------------------------------------------
 # the definition of a cell: flags, the code of its task and its metric, and the text
 
-@functools.cache
-def code(*objects):
-    """Modules and functions, without docstrings and comments -> 12 digits of a hash."""
+def version(*objects):
+    """Modules and functions as they are on disk, without docstrings and comments -> 12 digits."""
     kept = []
     for one in objects:
         source = textwrap.dedent(inspect.getsource(one))
@@ -192,6 +193,9 @@ def code(*objects):
                     lines[row - 1] = ""
         kept += [line.rstrip() for line in lines if line.strip()]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
+
+
+code = functools.cache(version)  # of what this process runs
 
 
 def with_imported(module):
@@ -286,16 +290,23 @@ def jobs(args, entry, scale, folder):
     """-> {name: function(run)}, one for each row, task and seed."""
     device, found = trainings.on_device(args), {}
     folder /= scale.get("folder", "")
+    kept = {(run["label"], run["task"], run["seed"]) for run in scale.get("kept", [])}
     for label, row in scale["rows"].items():
         for name, one in scale["tasks"].items():
             table, columns = one | dict(rows={label: row}), columns_of(entry, name)
             now = definition(one, columns)
             for run in trainings.planned(args, entry, table, folder / folder_of(name, now)):
+                if (label, name, run.seed) in kept:
+                    continue
                 training = partial(evaluated, run, entry, table, now["metric"], device)
+                if "fork" in scale:
+                    training = partial(evaluated_fork, runs.ROOT / run.out, training,
+                                       *scale["fork"])
                 words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
                 about = dict(label=label, task=name, seed=run.seed,
                              train_command=shlex.join(words))
-                found[f"{name} {run.out.name}"] = partial(numbers, training, one, columns, about)
+                found[f"{name} {run.out.name}"] = partial(
+                    numbers, training, one, columns, about, "fork" in scale)
     return found
 
 
@@ -310,23 +321,55 @@ def evaluated(row, entry, table, metric, device, run):
     return found
 
 
+def evaluated_fork(folder, training, module, then, run):
+    """
+    training(run) of a row that was added, whose file may be edited meanwhile. Then RuntimeError,
+    and what the edited file made does not pass for a run of version `then`.
+    """
+    checked = (folder / "metric").exists()
+    if not checked and begun_with_another(folder, module):
+        shutil.rmtree(folder)
+    found = training(run) if version(*with_imported(module)) == then else None
+    changed = version(*with_imported(module)) != then
+    if changed or not checked and begun_with_another(folder, module):
+        for name in ("metric", "eval.json"):
+            (folder / name).unlink(missing_ok=True)
+        file = Path(module.__file__).name
+        raise RuntimeError(f"{file}, or what it imports, was edited meanwhile")
+    return found
+
+
+def begun_with_another(folder, module):
+    """Whether a run was begun with another text of its model's file than this process has."""
+    path = folder / "ckpt.pt"
+    return path.exists() and runs.load_checkpoint(path).get("code") != module.sha256
+
+
 DIVERGED = r"^error: the (loss is \S+|weights are not finite) at iter \d+"
+FAILED = r"^python eval\.py .* exited with 1:"
 
 
-def numbers(training, task, columns, about, run):
-    """One training and its evaluation -> its numbers, or that it has diverged."""
+def numbers(training, task, columns, about, added, run):
+    """
+    One training and its evaluation -> its numbers, or that it has diverged. Of a row that was added
+    also that its evaluation failed: the other tasks stand.
+    """
     words = shlex.split(about["train_command"])
     try:
         found = training(run)
     except RuntimeError as e:
-        why = re.search(DIVERGED, str(e), re.M)
-        if not why:
+        diverged, failed = re.search(DIVERGED, str(e), re.M), added and re.match(FAILED, str(e))
+        if not diverged and not failed:
             raise
         c, *_ = train.fresh(words[2:])
-        config = vars(c) | dict(data=data.make(vars(c)).data)
-        return about | dict(diverged=why[0].removeprefix("error: "), config=config,
-                            definition=definition(task, columns),
-                            environment=runs.environment(), train_seconds=0, eval_seconds=0)
+        about |= dict(config=vars(c) | dict(data=data.make(vars(c)).data),
+                      definition=definition(task, columns), environment=runs.environment(),
+                      train_seconds=0, eval_seconds=0)
+        if diverged:
+            return about | dict(diverged=diverged[0].removeprefix("error: "))
+        print(f"{e}\nin {about['task']} its cells say `failed`. Where a method ends, let it raise "
+              "a ValueError: they say `ends` then", flush=True)
+        return about | dict(failed=str(e).splitlines()[-1])
     one, values = found["runs"][0], {}
     seconds = one["eval_seconds"]
     for name, spec in columns.items():
@@ -336,7 +379,8 @@ def numbers(training, task, columns, about, run):
                   definition=definition(task, columns, found["data"].get("sha256", "")),
                   environment=found["environment"], train_seconds=one["train_seconds"],
                   eval_seconds=sum(seconds.values()) if isinstance(seconds, dict) else seconds)
-    return about | {k: one[k] for k in ("config", "strided", "by_distance") if k in one}
+    kept = "config", "strided", "by_distance", "not_finite"
+    return about | {k: one[k] for k in kept if k in one}
 
 
 def collect(entry, scale, found):
@@ -345,8 +389,30 @@ def collect(entry, scale, found):
     for name, spec in entry["columns"].items():
         columns[name] = dict(task=spec["task"], better=spec["better"], form=spec["form"],
                              least=spec["least"], logarithmic=spec["read"][0] in LOGARITHMIC)
+    found += scale.get("kept", [])
+    rows, tasks = list(scale["rows"]), list(scale["tasks"])
+    found.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run["task"]), run["seed"]))
     return dict(environment=found[0]["environment"], columns=columns, cells=cells(columns, found),
                 runs=found)
+
+
+def kept(committed, entry, scale):
+    """The runs of a JSON that are what they would be today, their text included."""
+    texts, found = {}, []
+    for name, one in scale["tasks"].items():
+        words = ["--model", "nope", *one["train"].split()]
+        c = vars(train.fresh(words)[0])
+        if runs.find_task(c["data"]).kind == "text":
+            texts[name] = data.make(c).source
+    for run in committed["runs"]:
+        try:
+            same = not differs(run, entry, scale)
+        except (ValueError, SystemExit):  # a method or a task that is no more
+            same = False
+        text = run["definition"]["text"]
+        if same and ("diverged" in run or text == texts.get(run["task"], text)):
+            found.append(run)
+    return found
 
 
 def cells(columns, found):
@@ -364,15 +430,16 @@ def cells(columns, found):
 def cell(name, found):
     """One row's runs of one task -> mean and spread over their seeds, or why there is none."""
     for run in found:
-        if "diverged" in run:
-            return dict(reason="diverged")
+        for reason in ("diverged", "failed"):
+            if reason in run:
+                return dict(reason=reason)
         if "other_text" in run:
             return dict(reason="another text")
     values = [run["values"][name] for run in found]
     if not values:
         return dict(reason="not run")
     if None in values:
-        return dict(reason="ends")
+        return dict(reason="not finite" if any("not_finite" in run for run in found) else "ends")
     if not all(map(math.isfinite, values)):
         return dict(reason="not finite")
     falls = max(run["fell"] or 0 for run in found) > FALLS
@@ -392,7 +459,7 @@ def beside(result, committed, entry, scale):
     """
     why, texts, lines = {}, {}, []
     for run in result["runs"]:
-        if "diverged" not in run:
+        if "values" in run:
             texts[run["task"]] = run["definition"]["text"]
     for run in committed["runs"]:
         if not why.get(run["label"]):
@@ -406,7 +473,7 @@ def beside(result, committed, entry, scale):
     kept, pythons = [], set()
     for run in committed["runs"]:
         text = run["definition"]["text"]
-        if text != texts.get(run["task"], text) and "diverged" not in run:
+        if text != texts.get(run["task"], text) and "values" in run:
             pythons.add(run["environment"]["python"])
             run = run | dict(other_text=True)
         if not why[run["label"]]:
