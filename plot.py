@@ -109,15 +109,17 @@ COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green"
 OTHERS = ("teal", "indigo", "maroon", "yellowgreen", "slateblue", "peru", "orchid", "chocolate")
 
 
-def looks(labels):
-    """{label: how its line looks}, all different: the method's colour, the first line bold."""
+def looks(labels, bold=None):
+    """{label: how its line looks}, all different: the method's colour, `bold` or the first bold."""
     found, others = {}, itertools.cycle(OTHERS)
     for n, label in enumerate(labels):
         color = color_of(label) or next(others)
         alike = sum(look["color"] == color for look in found.values())
         found[label] = dict(color=color, lw=1.5, ls=("-", "-.", ":")[alike % 3])
         found[label]["marker"] = "osD^vP*X<>p"[n % 11]
-    found[list(labels)[0]] |= dict(lw=2.6, zorder=3)
+    bold = list(labels)[0] if bold is None else bold
+    if bold in found:
+        found[bold] |= dict(lw=2.6, zorder=3)
     return found
 
 
@@ -265,6 +267,11 @@ def lengths(args):
         legend(row[None])
     for ax in axes[1:].flat:
         ax.set_title("")  # as in the first row
+    if not args.models:
+        for n, part in enumerate(parts[1:], 1):
+            first = 1 + sum(map(len, parts[:n]))
+            axes[n, 0].set_title(f"rows {first} to {first + len(part) - 1} of {len(groups)}, by "
+                                 f"perplexity at {max(data['lengths']):,}", loc="left")
     runs.write_figure(fig, args.out or Path(args.json).with_suffix(".png"))
 
 
@@ -826,7 +833,7 @@ def theorem(data, out):
 def matrix(args):
     """
     A row for each method, a column for each number: its colour is its place between the column's
-    worst and best. Hatched: a run that was not finished. Empty, with the reason: no number.
+    worst and best. A hatched edge: a run that was not finished. Empty: no number, and why.
     """
     columns, rows, added = read(args.json, cells)
     fig = plt.figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
@@ -846,13 +853,22 @@ def matrix(args):
             small = "" if apart is None else f"± {apart:{column['form']}}"
             draw_cell(ax, x, y, row[name], column["form"], share, small)
     names = [name.partition(": ") for name in columns]
-    ax.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for _, _, name in names])
-    ax.xaxis.tick_top()
+    heads = [name.replace(", ", ",\n") for _, _, name in names]
     for task, group in itertools.groupby(enumerate(names), lambda pair: pair[1][0]):
         at = [x for x, _ in group]
-        ax.text(sum(at) / len(at), -1.55, task if len(at) > 1 else task.replace(" ", "\n"),
-                ha="center", weight="bold")
+        title = task if len(at) > 1 else task.replace(" ", "\n")
+        less = [x for x in at if list(columns.values())[x]["better"] == "less"]
+        if all(list(columns.values())[x].get("percent") for x in at):
+            title += ", % right"
+        elif less == at and len(at) > 1:
+            title += ", less is better"
+        else:
+            for x in less:
+                heads[x] += " ↓"
+        ax.text(sum(at) / len(at), -1.55, title, ha="center", weight="bold")
         ax.plot([at[0] - 0.45, at[-1] + 0.45], [-1.42] * 2, color="black", lw=0.8, clip_on=False)
+    ax.set_xticks(range(len(columns)), heads)
+    ax.xaxis.tick_top()
     ax.set_yticks(range(len(rows)), rows)
     if added in rows:
         y = list(rows).index(added)
@@ -893,13 +909,13 @@ def draw_cell(ax, x, y, cell, form, share, small=""):
         ax.text(x, y, cell.get("reason", "-"), ha="center", va="center", fontsize=7, color="gray")
         return
     color = WORST_TO_BEST(float(share))  # an int would be an index
-    hatch = "////" if cell["unfinished"] else None
-    ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fc=color, ec="white", lw=0,
-                               hatch=hatch))
+    ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fc=color, lw=0))
+    if cell["unfinished"]:  # an edge: over the whole cell the number could not be read
+        ax.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.2, fc=color, ec="white", lw=0,
+                                   hatch="//////"))
     dark = np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.55
     centred = dict(ha="center", va="center", color="white" if dark else "black")
-    ax.text(x, y, short(cell["value"], form), fontsize=9, bbox=dict(fc=color, lw=0, pad=1),
-            **centred)
+    ax.text(x, y, short(cell["value"], form), fontsize=9, **centred)
     if small:
         ax.text(x, y + 0.33, small, fontsize=5.5, **centred)
 
@@ -913,15 +929,19 @@ def short(value, form):
 
 def matrix_legend(fig, ax, row):
     """Below the last row; row is the height of one, as a share of all."""
-    box = ax.inset_axes([0.62, -1.02 * row, 0.3, 0.24 * row])
+    box = ax.inset_axes([0.66, -0.8 * row, 0.24, 0.24 * row])
     bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
                        orientation="horizontal")
-    bar.set_ticks([0, 1], labels=["the column's worst\n(or a difference that matters)", "its best"])
+    bar.set_ticks([0, 1], labels=["worst of its column", "best"])
     bar.outline.set_visible(False)
+    ax.text(0.78, -1.5 * row, "colours span 10 points, 10 % of a perplexity or .05 at least",
+            transform=ax.transAxes, ha="center", va="top", fontsize=9)
     hatched = plt.Rectangle((0, 0), 1, 1, fc="lightgray", ec="white", hatch="////", lw=0)
-    ax.legend([hatched], ["not finished: validation perplexity fell by more than 1 %\n"
-                          "over the last fifth of its training"], loc="upper left",
-              bbox_to_anchor=(0, -0.12 * row), fontsize=9)
+    nothing = plt.Rectangle((0, 0), 1, 1, fc="none", lw=0)
+    ax.legend([hatched, nothing],
+              ["not finished: validation perplexity fell by more than\n1 % over the last fifth of "
+               "its training", "↓: less is better; ends: no positions for such lengths"],
+              loc="upper left", bbox_to_anchor=(0, -0.12 * row), fontsize=9)
 
 
 FEWEST = 30  # questions, for a point
@@ -932,10 +952,10 @@ def reading(args):
     Surviving and reading: strided perplexity by window, in the first window = 1 (left), and the
     share of right answers by how far back they lie, in the longest strings (right).
     """
-    survived, read_far, trained = read(args.json, far_runs)
+    survived, read_far, trained, added = read(args.json, far_runs)
     if not survived and not read_far:
         runs.fail(f"{args.json} has neither strided perplexity nor answers by distance")
-    look = looks(survived | read_far)
+    look = looks(survived | read_far, added)
     fig, axes = panels(2, 5.4, 4.4, sharey=False)
     left, right = axes[0]
     lengths = sorted({T for xs, _ in survived.values() for T in xs})
@@ -958,11 +978,11 @@ def reading(args):
 
 def far_runs(path):
     """
-    -> {row: (windows, ratios of seeds)}, {row: (distances, % of seeds)}, and the training length of
-    the latter.
+    -> {row: (windows, ratios of seeds)}, {row: (distances, % of seeds)}, the training length of
+    the latter, and the row that was added, if any.
     """
-    survived, far, trained = {}, {}, 0
-    for r in read_json(path)["runs"]:
+    data, survived, far, trained = read_json(path), {}, {}, 0
+    for r in data["runs"]:
         if len(r.get("strided", {})) > 1 and "other_text" not in r:
             ys = np.array(list(r["strided"].values()), float)
             _, seeds = survived.setdefault(r["label"], (list(map(int, r["strided"])), []))
@@ -975,7 +995,7 @@ def far_runs(path):
             label = r["label"] if int(T) > trained else f"{r['label']} (strings of {T})"
             _, seeds = far.setdefault(label, (list(found), []))
             seeds.append(list(found.values()))
-    return survived, far, trained
+    return survived, far, trained, data.get("added", "")
 
 
 # -----------------------------------------------------------------------------

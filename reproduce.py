@@ -161,10 +161,13 @@ def listing(entries):
         if hasattr(module, "NUMBERED"):
             print("\n" + module.__doc__.strip().partition("\n")[0])
             for number, here in module.NUMBERED.items():
-                print(f"    {number:16} {here if isinstance(here, str) else ', '.join(here)}")
+                if not isinstance(here, str):
+                    here = ", ".join(name if name in entries else f"{name} *" for name in here)
+                print(f"    {number:16} {here}")
     print("\nTimes are of all jobs one after the other, as measured for results/README.md, which "
           "names the\nmachine (cpu: one thread each); --jobs 2 takes half. What is there already "
-          "is not made again.\nMake one with: python reproduce.py NAME --scale cpu --jobs 2")
+          "is not made again.\nMake one with: python reproduce.py NAME --scale cpu --jobs 2\n"
+          "* is made by other scripts: results/README.md has the commands")
 
 
 def parse(argv):

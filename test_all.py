@@ -4830,6 +4830,8 @@ def test_many_rows_by_step_become_a_grid_and_of_one_length_dots(tmp_path, monkey
     assert said == [f"m{n}" for n in (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10)]
     titled = [bool(ax.get_title()) for ax in figures[2].axes]
     assert titled == [True, True, False, False]
+    assert [ax.get_title("left") for ax in figures[2].axes] == [
+        "", "", "rows 7 to 11 of 11, by perplexity at 16", ""]
     dotted = [{line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":"
                and line.get_label() == "training length"} for ax in figures[2].axes]
     assert dotted == [{8}, {8}, {8, 4}, {8, 4}]
@@ -7787,7 +7789,9 @@ def test_the_list_has_every_entry_and_its_time(home, here):
         there |= getattr(module, "SECTIONS", {}).keys()
     for module in experiments.files():
         for number, names in getattr(module, "NUMBERED", {}).items():
-            said = names if isinstance(names, str) else ", ".join(names)
+            said = names
+            if not isinstance(names, str):
+                said = ", ".join(name + " *" * (name not in experiments.known()) for name in names)
             assert re.search(rf"^    {number} +{re.escape(said)}$", listed, re.M)
             assert isinstance(names, str) or set(names) <= there, (number, names)
     assert "prompts of GPT-4 and Llama" in listed
@@ -8369,14 +8373,19 @@ def test_surviving_beside_reading(monkeypatch, tmp_path):
     runs_.append(dict(label="wild", diverged="loss is nan", config=config))
     runs_.append(dict(label="ends", config=config, by_distance={"16": {"iid": {"1": [99, 0.5]}}}))
     path = tmp_path / "matrix.json"
-    path.write_text(json.dumps(dict(runs=runs_)))
-    survived, far, trained = plot.far_runs(path)
+    path.write_text(json.dumps(dict(runs=runs_, added="two")))
+    survived, far, trained, added = plot.far_runs(path)
     assert trained == 16 and survived["one"][0] == [16, 32] and far["two"] == ([1, 2], [[25, 0]])
     assert far["ends (strings of 16)"] == ([1], [[50]])
     assert [list(ys) for _, (ys,) in survived.values()] == [[1, 0.75], [1, 4]]
     monkeypatch.setattr(sys, "stdout", written())
     plot.main(["reading", str(path)])
-    assert {"one", "two"} <= set(labels_of(figures[-1]))
+    assert {"one", "two"} <= set(labels_of(figures[-1])) and added == "two"
+    for ax in figures[-1].axes:
+        lines = [line for line in ax.lines if len(line.get_xdata()) > 1]
+        assert [line.get_linewidth() > 2 for line in lines if line.get_color() == "teal"] == [False]
+    assert [name for name, look in plot.looks(survived, "two").items() if look["lw"] > 2] == ["two"]
+    assert not any(look["lw"] > 2 for look in plot.looks(survived, "").values())
 
 
 def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
@@ -8422,6 +8431,21 @@ def test_the_heat_map_has_the_cells_of_the_json(monkeypatch, tmp_path):
     assert bold == ["mine"]
     rows = plot.cells(path)[1]
     assert [t.get_text() for t in ax.get_yticklabels()] == list(rows)
+    # what more is better of: said of a task where it is so of all its columns
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["less ↓", "more", "near", "lone"]
+    assert {"a", "b"} < set(said.values())
+    columns["a: less"]["better"] = "more"
+    for name in columns:
+        columns[name]["percent"] = True
+    columns["b: lone"] |= dict(percent=False, better="less")
+    columns["b: other"] = columns["b: lone"]
+    for row in found.values():
+        row["b: other"] = row["b: lone"]
+    path.write_text(json.dumps(dict(columns=columns, cells=found)))
+    plot.main(["matrix", str(path)])
+    ax = figures[-1].axes[0]
+    assert {"a, % right", "b, less is better"} < {text.get_text() for text in ax.texts}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["less", "more", "near", "lone", "other"]
 
 
 # -----------------------------------------------------------------------------
@@ -8586,9 +8610,10 @@ def without_running(home, name, *words, code=0):
 
 def test_a_dry_run_has_the_commands_that_a_run_has_and_what_they_cost(home, here):
     rows = experiments.seeds(2, "cable") | experiments.seeds(1, "cope", flags="--n_embd 32")
-    here(flips=entry("--data flipflop", rows, eval="--sequences 20", published={},
+    here(flips=entry("--data flipflop", rows, eval="--sequences 20", published={}, note="Small",
                      columns=[("in", "iid", "exact_match")]))
     said, _ = without_running(home, "flips", "--device", "cpu")
+    assert said.startswith("A table. Here: Small\n")
     done, _ = command(home, "reproduce.py", "flips", "--device", "cpu")
     planned, run = (re.findall(r"^\$ python (?:train|eval).*", out, re.M) for out in (said, done))
     assert planned == run and len(run) == 6 and "2 runs\n" in said and "3 runs," in said

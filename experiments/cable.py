@@ -121,8 +121,8 @@ ENTRIES = {
             contrast="rope", train="--size nano --data stdlib", eval="",
             rows=seeds(3, "cable", "alibi", "rope"),
             reads=[
-                "The first command's run, in three seeds, beside ALiBi and RoPE. All other "
-                "encodings, after four times the text, are in lm.",
+                "The first command's run, in three seeds, beside ALiBi and RoPE: it stays for what "
+                "that command ends with. Table 1 itself, after four times the text, is in lm.",
                 "Perplexity per byte, on the same test tokens at every window length. The last "
                 "column is the paper's own ratio for its 44M-parameter model on WikiText-103, "
                 "trained on windows of 1,024 and read at 15,360: another model and another text, "
@@ -138,8 +138,11 @@ ENTRIES = {
                 "The learning rate was chosen among 2e-3, 4e-3 and 8e-3 by the validation loss of "
                 "cable and rope, one seed each; ALiBi takes it as it is.",
             ]),
+        # the last row is for the paper's conclusion, section 6
         paper=dict(note=BATCH, train=WIKITEXT, eval=EVAL, published_at=LENGTHS,
-                   rows=seeds(1, *TABLE1, "k_cable", "k_cable_inside")),
+                   rows=seeds(1, *TABLE1, "k_cable", "k_cable_inside") | {
+                       "sinusoidal, trained on 8,192": (
+                           "--model sinusoidal --block_size 8192 --batch_size 8", 1)}),
     ),
     "cable_table1_fineweb": fineweb("medium", "Table 1, upper half, and Figure 1"),
     "cable_table3_small": fineweb("small", "Table 3, upper half"),
@@ -244,7 +247,8 @@ NUMBERED = {
     "Figure 3": ("bench.cpu", "bench.generate.cpu"), "Table 2": ("cable_table2",),
     "Figure 4": ("cable_kernel", "lm"), "Figure 5": ("cable_fig5",), "Figure 6": ("cable_fig6",),
     "Table 3": ("cable_table3_small", "cable_table3_tiny", "lm"),
-    "Table 4": ("cable_table4_medium", "cable_table4_small", "lm")}
+    "Table 4": ("cable_table4_medium", "cable_table4_small", "lm"),
+    "Section 6": ("cable_table1", "lm")}
 
 SECTIONS = {
     "cable_table2_mean": dict(

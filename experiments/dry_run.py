@@ -12,6 +12,7 @@ run is found here.
              it. Everything twice as much in float32
 """
 import shlex
+import textwrap
 from functools import partial
 from typing import NamedTuple
 
@@ -115,6 +116,8 @@ def plan(args, entry, scale, folder):
 def show(args, entry, scale):
     """Print all of it. A setting that cannot be built ends in an error that names it."""
     folder = trainings.folder_for(args.entry, entry, args.scale)
+    about = ". Here: ".join(filter(None, (entry["about"], scale.get("note"))))
+    print(textwrap.fill(about, 100, break_on_hyphens=False) + "\n")
     broken, costs = {}, []
     for label, (commands, cost, n) in plan(args, entry, scale, folder).items():
         for command in commands:

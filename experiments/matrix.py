@@ -100,6 +100,7 @@ COLUMNS = {
     "Dyck: AUC": column("dyck", "more", ".3f", 0.05, beyond, "auc", "long"),
 }
 LOGARITHMIC = perplexity, reading  # so that one explosion leaves the others their colours
+PERCENT = percent, worst           # of what is right
 
 ROWS = seeds(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
              "fox", "diff") | {"peri": ("--model perinorm --norm peri --pe rope", 1)}
@@ -143,8 +144,8 @@ ENTRIES = {
             "of the same settings and seed, are 4 to 5 % lower (RoPE's at 4,096 5 % higher; its "
             "seeds differ by 40 % there).",
             "Strided is the perplexity in windows of 4,096 over that in windows of 256, of tokens "
-            "that all have half a window to look back on. Below 1 farther context is used, at 1 "
-            "the length is survived.",
+            "that all have half a window to look back on. At 1 the length is survived. Below 1 "
+            "more context is used, which may still be context within 256 (lm tells these apart).",
             "Flip-flop, copy, counting, recall: what is right, in %. Flip-flop's last column is "
             "the worst of its three test sets at 1,024 tokens, copy's has twice the blanks of "
             "training. Counting has twice the passes of training, or a fifth of them: then there "
@@ -169,6 +170,13 @@ ENTRIES = {
         ]),
         # one P for all tasks: copying 256 symbols takes more than 257 positions, counting has 513
         paper=dict(tasks=PAPER_TASKS, rows=ROWS | {"cope": ("--model cope --P 513", 1)})),
+    "recall": dict(
+        about="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
+              "answers (%), trained on 64 tokens",
+        columns=[("64", "iid", "accuracy")],
+        cpu=TASKS["recall"] | dict(
+            minutes=1, eval="--sequences 1000 --lengths 64 128 256 512 1024",
+            rows={row: (flags, 3) for row, (flags, _) in ROWS.items() if row != "learned"})),
 }
 
 
@@ -388,7 +396,8 @@ def collect(entry, scale, found):
     columns = {}
     for name, spec in entry["columns"].items():
         columns[name] = dict(task=spec["task"], better=spec["better"], form=spec["form"],
-                             least=spec["least"], logarithmic=spec["read"][0] in LOGARITHMIC)
+                             least=spec["least"], logarithmic=spec["read"][0] in LOGARITHMIC,
+                             percent=spec["read"][0] in PERCENT)
     found += scale.get("kept", [])
     rows, tasks = list(scale["rows"]), list(scale["tasks"])
     found.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run["task"]), run["seed"]))

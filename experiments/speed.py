@@ -32,6 +32,8 @@ SECTIONS = {
             "TRA and CoPE have no fused attention on a CPU: every step of theirs is a pass over "
             "the matrix of logits, forward and backward (kernels/cpu_count.py, with derivatives by "
             "hand). Diff runs two maps, and RoPE four times a layer.",
+            "CABLE's Figure 3 has the memory of training, too; here is that of reading, and none "
+            "of training.",
             "At the paper's sizes, on a GPU: `python bench.py train decode memory --size medium`.",
         ]),
     "bench.generate.cpu": dict(

@@ -312,7 +312,7 @@ def task_table(result):
     first, *longer = result["runs"][0]["scores"]  # the lengths; the paper has the first alone
     for name, *_ in result["columns"]:
         heads += [name, "paper"] if published else [name]
-        heads += [f"{name} {int(T):,}" for T in longer]
+        heads += [f"{int(T):,}" if name == first else f"{name} {int(T):,}" for T in longer]
     for label, found in grouped(result["runs"], "label").items():
         cells = []
         for n, (_, split, metric) in enumerate(result["columns"]):
