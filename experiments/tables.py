@@ -272,23 +272,6 @@ def matrix_table(result):
         "of the steps. Ends: the method has no positions for strings of that length.")
 
 
-def again_table(result):
-    """The matrix made again beside the committed one; named: what differs as far as colours do."""
-    committed, rows = read(runs.ROOT / "results" / "matrix.cpu.json")["cells"], []
-    for name, spec in result["columns"].items():
-        shown, far = [], []
-        for label, cells in result["cells"].items():
-            pair = [row[name].get("value") for row in (committed[label], cells)]
-            if None not in pair:
-                shown.append([format(y, spec["form"]) for y in pair])
-                one, other = map(math.log, pair) if spec["logarithmic"] else pair
-                if abs(other - one) > spec["least"]:
-                    far.append(f"{label} {' and '.join(shown[-1])}")
-        alike = sum(one == other for one, other in shown)
-        rows.append([name, f"{alike} of {len(shown)}", ", ".join(far) or "-"])
-    return markdown(["column", "alike to the last digit", "differ by more than matters"], rows)
-
-
 def percent(found):
     """
     Rates {value, low, high} -> in %, the mean and range of several seeds, as one may have learned
