@@ -271,7 +271,7 @@ def with_row(args, scale):
     models = [trainings.options(flags.split())["model"] for flags, _ in scale["rows"].values()]
     if args.add in (*scale["rows"], *models):
         runs.fail(f"{args.add} is in {args.entry} already: {', '.join(scale['rows'])}")
-    if args.add == args.entry or not re.fullmatch(r"[\w.+-]+", args.add):
+    if args.add == args.entry or not re.fullmatch(r"\w[\w.+-]*", args.add):
         runs.fail(f"{args.add!r} is to be the name of a file, and cannot: rename it in VARIANTS")
     if "block_size" in variant:
         runs.fail(f"VARIANTS gives {args.add} a block_size: its texts would not be the other rows'")

@@ -142,7 +142,8 @@ ENTRIES = {
         paper=dict(note=BATCH, train=WIKITEXT, eval=EVAL, published_at=LENGTHS,
                    rows=seeds(1, *TABLE1, "k_cable", "k_cable_inside") | {
                        "sinusoidal, trained on 8,192": (
-                           "--model sinusoidal --block_size 8192 --batch_size 8", 1)}),
+                           "--model sinusoidal --block_size 8192 --batch_size 2 "
+                           "--gradient_accumulation_steps 8", 1)}),
     ),
     "cable_table1_fineweb": fineweb("medium", "Table 1, upper half, and Figure 1"),
     "cable_table3_small": fineweb("small", "Table 3, upper half"),
