@@ -8162,6 +8162,13 @@ def test_an_edit_while_a_row_is_made(copy, here, monkeypatch):
         assert "$ python train.py" not in run()[0]
         shutil.rmtree(copy / "out" / "matrix.cpu")
     assert said == [["flipflop"], ["notes", "flipflop"]]
+    # half saved, and the evaluation fails by it
+    def breaks(board, name, *words):
+        fork.write_text(source + "def (")
+        raise RuntimeError(f"{shlex.join(words)} exited with 1:\nSyntaxError")
+    monkeypatch.setattr(reproduce.Board, "run", breaks)
+    _, err = run(code=1)
+    assert "model_mine.py, or what it imports, was edited meanwhile" in err
 
 
 def test_an_added_row_that_cannot_be_scored_on_one_task(copy, here, monkeypatch):

@@ -352,14 +352,28 @@ def evaluated_fork(folder, training, module, then, run):
     checked = (folder / "metric").exists()
     if not checked and begun_with_another(folder, module):
         shutil.rmtree(folder)
-    found = training(run) if version(*with_imported(module)) == then else None
-    changed = version(*with_imported(module)) != then
-    if changed or not checked and begun_with_another(folder, module):
+    error, found = None, None
+    if is_version(module, then):
+        try:
+            found = training(run)
+        except RuntimeError as e:  # perhaps of the edited file
+            error = e
+    if is_version(module, then) and error:
+        raise error
+    if not is_version(module, then) or not checked and begun_with_another(folder, module):
         for name in ("metric", "eval.json"):
             (folder / name).unlink(missing_ok=True)
         file = Path(module.__file__).name
         raise RuntimeError(f"{file}, or what it imports, was edited meanwhile")
     return found
+
+
+def is_version(module, then):
+    """Whether a model's file, and what it imports, are on disk as they were; half saved is not."""
+    try:
+        return version(*with_imported(module)) == then
+    except (SyntaxError, tokenize.TokenError, OSError):
+        return False
 
 
 def begun_with_another(folder, module):
