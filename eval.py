@@ -335,9 +335,10 @@ def evaluate_task(args, loaded, device, context, words):
                         run.model, task, split, args.sequences, args.seed, device, context)
                 except ValueError as e:  # an encoding that ends, or logits_are_finite
                     print(f"  {split:10}-  {runs.complaint(e)}")
-                    if str(e) == NOT_FINITE:
-                        row["not_finite"] = True
-                    continue
+                    if str(e) != NOT_FINITE:
+                        continue
+                    row["scores"][T], row["not_finite"] = {}, True  # at this length, of no split
+                    break
                 row["scores"][T][split] = scores
                 for metric, values in positions.items():
                     listed = [None if np.isnan(v) else float(v) for v in values]
@@ -645,9 +646,10 @@ def load(path, device, bema):
 
 def describe(run):
     """What a row of the JSON says about the run itself."""
+    module, _ = runs.models()[run.config["model"]]
     return dict(
         name=run.name, model=run.config["model"], seed=run.config["seed"],
-        checkpoint=run.path.name, iter=run.checkpoint["iter"],
+        code_version=runs.code_of(module), checkpoint=run.path.name, iter=run.checkpoint["iter"],
         train_seconds=round(run.checkpoint["seconds"]), block_size=run.config["block_size"],
         parameters=sum(p.numel() for p in run.model.parameters()), config=run.config)
 

@@ -853,12 +853,12 @@ def matrix(args):
             small = "" if apart is None else f"± {apart:{column['form']}}"
             draw_cell(ax, x, y, row[name], column["form"], share, small)
     names = [name.partition(": ") for name in columns]
-    heads = [name.replace(", ", ",\n") for _, _, name in names]
+    specs, heads = list(columns.values()), [name.replace(", ", ",\n") for _, _, name in names]
     for task, group in itertools.groupby(enumerate(names), lambda pair: pair[1][0]):
         at = [x for x, _ in group]
         title = task if len(at) > 1 else task.replace(" ", "\n")
-        less = [x for x in at if list(columns.values())[x]["better"] == "less"]
-        if all(list(columns.values())[x].get("percent") for x in at):
+        less = [x for x in at if specs[x]["better"] == "less"]
+        if all(specs[x].get("percent") for x in at):
             title += ", % right"
         elif less == at and len(at) > 1:
             title += ", less is better"

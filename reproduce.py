@@ -25,7 +25,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
@@ -281,9 +281,8 @@ def with_row(args, scale):
     for name, value in variant.items():
         if name in asked:  # what the name means goes before what a task asks of all
             flags += trainings.flag(name, value)
-    version = matrix.version(*matrix.with_imported(module))
-    return scale | dict(rows={args.add: (flags, 1)}, folder=f"{args.add}-{version}",
-                        fork=(module, version))
+    return scale | dict(rows={args.add: (flags, 1)}, fork=module,
+                        folder=f"{args.add}-{runs.code_of(module)}")
 
 
 def with_kept(args, entry, scale):
@@ -299,12 +298,27 @@ def with_kept(args, entry, scale):
         return scale
     kept = tables.read(path)
     if "tasks" in scale:
-        return scale | dict(kept=matrix.kept(kept, entry, scale))
+        return scale | dict(kept=kept_of_matrix(args, entry, scale, kept, path))
     why = tables.older(entry, args.scale, kept | dict(command="--rows"))
     if why:
         runs.fail(f"{path} is of an older definition ({why}): without --missing it is made anew")
     labelled = [r | dict(label=r.get("label", r["model"])) for r in kept["runs"]]
     return scale | dict(kept=kept | dict(runs=labelled))
+
+
+def kept_of_matrix(args, entry, scale, committed, path):
+    """-> the runs to keep. What is missing gets as many seeds as these have."""
+    for flag in ("rows", "compile", "dry_run"):
+        if getattr(args, flag):
+            runs.fail(f"--{flag} is not for --missing of {args.entry}, which makes one whole table")
+    try:
+        kept = matrix.kept(committed, entry, scale)
+        most = max(Counter((run["label"], run["task"]) for run in kept).values(), default=0)
+    except (KeyError, TypeError, AttributeError):
+        runs.fail(f"{path} is damaged: restore or remove it")
+    args.seeds = args.seeds or (most if most > 1 else 0)
+    print(f"{len(kept)} of {len(committed['runs'])} runs in {path} are what they would be today")
+    return kept
 
 
 def make(args, entry, scale):
@@ -377,24 +391,15 @@ def beside(args, result, entry, committed, folder):
             commits = sorted({str(run["environment"]["commit"]) for run in old["runs"]})
             result, lines = kind.beside(result, old, entry, entry[args.scale])
             lines += [f"make what is missing with: {again}"] if lines else []
+            lines += matrix.of_its_own(args.add, result["runs"])
             lines.append(f"the committed rows are of commits {', '.join(commits)}")
         except (ValueError, KeyError, TypeError, AttributeError):
-            lines = [f"{committed} is not what reproduce.py wrote: the row stands alone. Make the "
-                     f"others with: {again}"]
-    lines += of_its_own(args)
+            lines = [f"{committed} is not what reproduce.py wrote: the row stands alone. Restore "
+                     f"or remove it, then make the others with: {again}"]
     runs.write_json(runs.ROOT / path, result | dict(added=args.add))
     failed = draw(kind, entry, path)
     print("\n".join([tables.table(result), "", *lines, f"wrote {path}"]))
     sys.exit(failed)
-
-
-def of_its_own(args):
-    """What an added row has that the others have not, by its name or by a flag, in lines."""
-    _, variant = runs.models()[args.add]
-    backbone = runs.models()["nope"][0].GPTConfig.__dataclass_fields__
-    sizes = [f"{name}={value}" for name, value in variant.items() if name in backbone]
-    lines = [f"of its own {args.add} has {', '.join(sizes)}"] if sizes else []
-    return lines + (["it was compiled, the others were not"] if args.compile else [])
 
 
 if __name__ == "__main__":

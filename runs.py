@@ -3,6 +3,7 @@ What a run is, shared by the scripts: models by name, flags, devices, checkpoint
 takes its flags as a list, and ends with SystemExit where a user made a mistake.
 """
 import argparse
+import ast
 import atexit
 import dataclasses
 import difflib
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tokenize
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -153,9 +155,9 @@ def models():
     for path in files:
         file = path.relative_to(ROOT).as_posix()
         try:
-            written = hashlib.sha256(path.read_bytes()).hexdigest()
+            source = path.read_text()
             module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-            module.sha256 = written  # of what was read, whatever the file becomes meanwhile
+            module.source = source  # what was read, whatever the file becomes meanwhile
             variants = getattr(module, "VARIANTS", {path.stem.removeprefix("model_"): {}})
             for fields in variants.values():
                 module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
@@ -170,6 +172,42 @@ def models():
         if len(owners) > 1:
             del found[name]
     return found
+
+
+def bare(source):
+    """Lines of Python without comments, docstrings and blank lines. Raises SyntaxError."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, start = token.start
+            lines[row - 1] = lines[row - 1][:start]
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
+            for row in range(node.body[0].lineno, node.body[0].end_lineno + 1):
+                lines[row - 1] = ""
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def with_imported(module):
+    """A model's module, and those of models that it builds on."""
+    known, found = {m.__name__: m for m, _ in models().values()}, [module]
+    for one in found:  # which grows
+        for node in ast.walk(ast.parse(one.source)):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{name}" for name in names)]
+            for name in names:
+                if name in known and known[name] not in found:
+                    found.append(known[name])
+    return found
+
+
+def code_of(module):
+    """12 digits for the code of a model, and of those that it builds on, as this process has it."""
+    lines = [line for one in with_imported(module) for line in bare(one.source)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def pick(cls, config):
@@ -773,9 +811,10 @@ def check_text(path, checkpoint, flag=""):
 
 
 def warn_of_code(path, checkpoint):
-    """One line if the model's file is not the one that was trained: old weights, new code."""
+    """One line if the model's code is not the one that was trained: old weights, new code."""
     module, _ = models()[checkpoint["config"]["model"]]
-    if checkpoint.get("code", module.sha256) != module.sha256:
+    now = code_of(module)
+    if checkpoint.get("code_version", now) != now:
         print(f"warning: {Path(module.__file__).name} has changed since {path} was begun: its "
               "weights run in the new code", file=sys.stderr)
 

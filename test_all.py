@@ -6079,7 +6079,10 @@ def test_a_run_of_an_edited_model_says_so(trained, tmp_path, monkeypatch):
         assert "warning" not in command(tmp_path, *words)[1]
     shutil.rmtree(tmp_path / "tra")
     shutil.copytree(trained / "tra", tmp_path / "tra")
-    monkeypatch.setattr(runs.models()["tra"][0], "sha256", "of another file")
+    module, _ = runs.models()["tra"]
+    monkeypatch.setattr(module, "source", f"{module.source}\n# a remark\n")
+    assert "warning" not in command(tmp_path, *every[0])[1]
+    monkeypatch.setattr(module, "source", f"{module.source}\nEDITED = True\n")
     for words in every:
         err = command(tmp_path, *words)[1]
         assert "warning: model_tra.py has changed since tra/ckpt.pt was begun: " in err
@@ -8068,6 +8071,14 @@ def test_what_a_committed_row_is_compared_by(copy, here, monkeypatch):
     assert filled["cells"] == found and [r["label"] for r in filled["runs"]] == [
         "rope", "rope", "alibi", "alibi"]
     assert "$ python train.py" not in run("--missing")[0]
+    # a row that is missing gets as many seeds as the others have
+    run("--seeds", 2)
+    more = json.loads(results.read_text())
+    more["runs"] = [r for r in more["runs"] if r["label"] == "rope"]
+    results.write_text(json.dumps(more))
+    out, _ = run("--missing")
+    assert "4 of 4 runs in " in out and len(json.loads(results.read_text())["runs"]) == 8
+    assert json.loads(results.read_text())["command"].endswith(" --seeds 2")
     run()
     # a task's code that has changed is another task: its runs are made anew, no others
     code = matrix.code
@@ -8115,9 +8126,9 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
     edit(("import math  # for pi\n", "import math\n\nimport model_part\n"))
     assert run("mine")[0].count("$ python train.py") == 2
     models = runs.models()
-    within = matrix.with_imported(models["mine"][0])
+    within = runs.with_imported(models["mine"][0])
     assert within == [models[name][0] for name in ("mine", "part", "fox")]
-    within = matrix.with_imported(models["cope_rope"][0])
+    within = runs.with_imported(models["cope_rope"][0])
     assert within[1:] == [models[name][0] for name in ("rope", "cope")]
     part.write_text("from model_fox import GPT, GPTConfig\nEDITED = True\n")
     del sys.modules["model_part"]
@@ -8127,8 +8138,7 @@ def test_an_added_row_is_of_the_method_as_it_is_now(copy, here):
 
 
 def test_an_edit_while_a_row_is_made(copy, here, monkeypatch):
-    """It does not pass for the file before: what was begun before it stays, what was begun after
-    it is made anew."""
+    """What the edited file trains or scores is made anew, even where the edit was undone."""
     write_notes(copy)
     write_fork(copy)
     here(matrix=small_matrix("rope"))
@@ -8136,39 +8146,41 @@ def test_an_edit_while_a_row_is_made(copy, here, monkeypatch):
                             "mine")
     fork, plain = copy / "model_mine.py", reproduce.Board.run
     source, trained, said = fork.read_text(), r"\$ python train.py --data (\w+)", []
-    edited = source.replace("F.gelu(", "F.relu(")
+    edited, meanwhile = source.replace("F.gelu(", "F.relu("), "imports, was edited meanwhile"
 
-    def edits(before):
+    def edits(script, undone):
+        """That script runs the edited file; with `undone` nobody sees it on disk afterwards."""
         def run(board, name, *words):
             mine, _ = runs.models()["mine"]
-            written = mine.sha256
-            if before:
+            with pytest.MonkeyPatch.context() as now:
+                if words[1] == script:
+                    now.setattr(mine, "source", edited)
+                plain(board, name, *words)
+            if words[1] == script and not undone:
                 fork.write_text(edited)
-                monkeypatch.setattr(mine, "sha256", "of the edited file")
-            plain(board, name, *words)
-            fork.write_text(edited)
-            monkeypatch.setattr(mine, "sha256", written)
         return run
-    for before in (False, True):
+    for script, undone in itertools.product(("train.py", "eval.py"), (False, True)):
         with monkeypatch.context() as patch:
-            patch.setattr(reproduce.Board, "run", edits(before))
+            patch.setattr(reproduce.Board, "run", edits(script, undone))
             out, err = run(code=1)
-        assert "error: model_mine.py, or what it imports, was edited meanwhile" in err
-        assert re.findall(trained, out) == ["notes"]
+        assert meanwhile in err and re.findall(trained, out) == ["notes", "flipflop"][:1 + undone]
         assert not list(copy.glob("out/matrix.cpu/mine-*/*/*/eval.json"))
-        fork.write_text(source)
+        fork.write_text(source + "\n# a remark is no edit\n")
         out, _ = run()
         said.append(re.findall(trained, out))
-        assert "$ python train.py" not in run()[0]
+        assert "$ python train.py" not in run()[0] and "$ python eval.py" not in run()[0]
         shutil.rmtree(copy / "out" / "matrix.cpu")
-    assert said == [["flipflop"], ["notes", "flipflop"]]
-    # half saved, and the evaluation fails by it
+    assert said == [["notes", "flipflop"], ["notes", "flipflop"], ["flipflop"], []]
+    # edited before it began; half saved, so that the evaluation fails
+
     def breaks(board, name, *words):
         fork.write_text(source + "def (")
         raise RuntimeError(f"{shlex.join(words)} exited with 1:\nSyntaxError")
     monkeypatch.setattr(reproduce.Board, "run", breaks)
-    _, err = run(code=1)
-    assert "model_mine.py, or what it imports, was edited meanwhile" in err
+    assert meanwhile in run(code=1)[1]
+    fork.write_text(edited)  # nothing is begun
+    out, err = run(code=1)
+    assert meanwhile in err and "$ python" not in out
 
 
 def test_an_added_row_that_cannot_be_scored_on_one_task(copy, here, monkeypatch):
@@ -8182,39 +8194,49 @@ def test_an_added_row_that_cannot_be_scored_on_one_task(copy, here, monkeypatch)
 
     def fails(board, name, *words):
         if words[1] == "eval.py" and "/text-" in words[2]:
-            raise RuntimeError(f"{shlex.join(words)} exited with {code}:\nA\nIndexError: too far")
+            raise RuntimeError(f"{shlex.join(words)} exited with {end}")
         plain(board, name, *words)
     with monkeypatch.context() as patch:
         patch.setattr(reproduce.Board, "run", fails)
-        code = 1
+        end = "1:\nA\nIndexError: too far"
         out, _ = run("--add", "mine")
         shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]
         assert shown["mine"]["text: perplexity"] == dict(reason="failed")
         assert "value" in shown["mine"]["flip-flop: iid"] and "IndexError: too far\n" in out
         assert "value" in shown["rope"]["text: perplexity"]
-        code = -9  # the machine's doing, not the method's
-        _, err = run("--add", "mine", code=1)
-        assert "exited with -9" in err
+        for end in "-9:\nA", "1:\nerror: disk full":  # the machine's doing, not the method's
+            assert f"exited with {end}\n" in run("--add", "mine", code=1)[1]
         shutil.rmtree(copy / "out")
-        code = 1  # of a row of the matrix itself, it is a mistake of ours
-        _, err = run(code=1)
-        assert "IndexError: too far" in err
-    out, _ = run("--add", "mine")
+        end = "1:\nIndexError: too far"  # of a row of the matrix itself: a mistake of ours
+        assert "IndexError: too far" in run(code=1)[1]
+    run("--add", "mine")
     shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]
     assert all("value" in cell for cell in shown["mine"].values())
 
 
 def test_logits_that_are_not_finite_are_no_answers(copy, here):
-    """The largest of NaN would be one."""
+    """The largest of NaN would be one; -inf is a token that never comes."""
     write_notes(copy)
     write_fork(copy, "cable", ("logits = self.lm_head(self.ln_f(x))",
                                "logits = self.lm_head(self.ln_f(x)) / (T < 20)"))
+    for name, what in (("never", "/ self.training"), ("masked", "+ masked[:V]")):
+        source = (copy / "model_mine.py").read_text().replace("/ (T < 20)", what)
+        source = source.replace("mine=dict()", f"{name}=dict()").replace(
+            "        logits =", "        V = self.config.vocab_size\n        masked = torch.zeros("
+            "999)\n        masked[0] = -math.inf if V < 99 else 0\n        logits =")
+        (copy / f"model_{name}.py").write_text(source)
     here(matrix=small_matrix("rope"))
-    out, _ = command(copy, "reproduce.py", "matrix", "--device", "cpu", "--add", "mine")
-    shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]["mine"]
+    cells = {}
+    for name in ("mine", "never", "masked"):
+        command(copy, "reproduce.py", "matrix", "--device", "cpu", "--add", name)
+        found = json.loads((copy / "out" / "matrix.cpu" / f"{name}.json").read_text())
+        cells[name] = found["cells"][name]
     not_finite = dict(reason="not finite")
-    assert shown["flip-flop: worst"] == shown["text: strided"] == not_finite
-    assert "value" in shown["flip-flop: iid"] and "value" in shown["text: perplexity"]
+    mine = cells["mine"]
+    assert mine["flip-flop: worst"] == mine["text: strided"] == not_finite
+    assert "value" in mine["flip-flop: iid"] and "value" in mine["text: perplexity"]
+    assert set(map(json.dumps, cells["never"].values())) == {json.dumps(not_finite)}
+    assert "value" in cells["masked"]["flip-flop: worst"]
 
 
 def test_what_cannot_be_added_to_a_matrix(copy, here):
@@ -8237,9 +8259,10 @@ def test_what_cannot_be_added_to_a_matrix(copy, here):
         assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
     run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu", "--add")
     out, _ = run("nope")
-    assert "the row stands alone" in out and "of its own" not in out and "compiled" not in out
-    assert "of its own wide has n_embd=32\n" in run("wide")[0]
-    (copy / "results").mkdir()
+    assert "the row stands alone" in out and "unlike" not in out
+    command(copy, "reproduce.py", "matrix", "--device", "cpu")
+    assert "unlike the others wide has n_embd=32\n" in run("wide")[0]
+    assert "unlike" not in run("nope")[0]
     (copy / "results" / "matrix.cpu.json").write_text("{}")
     assert "is not what reproduce.py wrote: the row stands alone" in run("nope")[0]
     (copy / "results" / "matrix.cpu.json").write_text("{")
@@ -8247,6 +8270,12 @@ def test_what_cannot_be_added_to_a_matrix(copy, here):
     for flag in ("--rows", "rope"), ("--missing",):
         assert f"{flag[0]} is not for --add" in complaint(
             copy, "reproduce.py", "matrix", "--add", "nope", *flag)
+    (copy / "results" / "matrix.cpu.json").write_text('{"runs": [{"label": "rope"}]}')
+    assert "matrix.cpu.json is damaged: restore or remove it" in complaint(
+        copy, "reproduce.py", "matrix", "--missing")
+    for flag in ("--rows", "rope"), ("--compile",), ("--dry_run",):
+        assert f"{flag[0]} is not for --missing of matrix" in complaint(
+            copy, "reproduce.py", "matrix", "--missing", *flag)
     here(texts=entry("--data notes", experiments.seeds(1, "rope"), eval=""))
     assert "is no matrix" in complaint(copy, "reproduce.py", "texts", "--add", "nope")
 

@@ -592,8 +592,8 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
 
     # what it has so far, and a folder of its own, locked until this process ends
-    state = dict(config=vars(c), source=task.source, kept=task.kept, code=module.sha256, iter=0,
-                 best_val_loss=math.inf, seconds=0.0)
+    state = dict(config=vars(c), source=task.source, kept=task.kept, iter=0, seconds=0.0,
+                 best_val_loss=math.inf, code_version=runs.code_of(module))
     if c.bema:
         state["bema"] = dict(start=copy_weights(raw_model), ema=copy_weights(raw_model))
     if not checkpoint and not rank:

@@ -6,11 +6,9 @@ task but text has a budget at which the methods that are best at it are done, or
 Dyck is not). A hatched cell is of a run that was not done: its validation perplexity still fell by
 more than 1 % over the last fifth of its steps.
 """
-import ast
 import functools
 import hashlib
 import inspect
-import io
 import math
 import re
 import shlex
@@ -198,41 +196,13 @@ ENTRIES = {
 # -----------------------------------------------------------------------------
 # the definition of a cell: flags, the code of its task and its metric, and the text
 
-def version(*objects):
-    """Modules and functions as they are on disk, without docstrings and comments -> 12 digits."""
-    kept = []
+@functools.cache
+def code(*objects):
+    """Modules and functions, without docstrings and comments -> 12 digits of a hash."""
+    lines = []
     for one in objects:
-        source = textwrap.dedent(inspect.getsource(one))
-        lines = source.splitlines()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT:
-                row, start = token.start
-                lines[row - 1] = lines[row - 1][:start]
-        for node in ast.walk(ast.parse(source)):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
-            if ast.get_docstring(node) is not None:
-                for row in range(node.body[0].lineno, node.body[0].end_lineno + 1):
-                    lines[row - 1] = ""
-        kept += [line.rstrip() for line in lines if line.strip()]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
-
-
-code = functools.cache(version)  # of what this process runs
-
-
-def with_imported(module):
-    """A model's module, and those of models that it builds on."""
-    models, found = {m.__name__: m for m, _ in runs.models().values()}, [module]
-    for one in found:  # which grows
-        for node in ast.walk(ast.parse(inspect.getsource(one))):
-            names = [alias.name for alias in getattr(node, "names", ())]
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module, *(f"{node.module}.{name}" for name in names)]
-            for name in names:
-                if name in models and models[name] not in found:
-                    found.append(models[name])
-    return found
+        lines += runs.bare(textwrap.dedent(inspect.getsource(one)))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 METRICS = dict(text=(evaluation.windows, evaluation.token_losses, evaluation.strided_losses,
@@ -324,7 +294,7 @@ def jobs(args, entry, scale, folder):
                 training = partial(evaluated, run, entry, table, now["metric"], device)
                 if "fork" in scale:
                     training = partial(evaluated_fork, runs.ROOT / run.out, training,
-                                       *scale["fork"])
+                                       scale["fork"])
                 words, _ = trainings.words_of(run.out, run.flags, run.seed, table, device)
                 about = dict(label=label, task=name, seed=run.seed,
                              train_command=shlex.join(words))
@@ -344,42 +314,43 @@ def evaluated(row, entry, table, metric, device, run):
     return found
 
 
-def evaluated_fork(folder, training, module, then, run):
+def evaluated_fork(folder, training, module, run):
     """
-    training(run) of a row that was added, whose file may be edited meanwhile. Then RuntimeError,
-    and what the edited file made does not pass for a run of version `then`.
+    training(run) of a row that was added, whose file may be edited meanwhile. Then RuntimeError:
+    what another code has trained or scored does not pass for this one's.
     """
-    checked = (folder / "metric").exists()
-    if not checked and begun_with_another(folder, module):
+    now, path = runs.code_of(module), folder / "ckpt.pt"
+    file = Path(module.__file__).name
+    meanwhile = RuntimeError(f"{file}, or what it imports, was edited meanwhile")
+    if trained_by(path) not in (None, now):
         shutil.rmtree(folder)
-    error, found = None, None
-    if is_version(module, then):
-        try:
-            found = training(run)
-        except RuntimeError as e:  # perhaps of the edited file
-            error = e
-    if is_version(module, then) and error:
-        raise error
-    if not is_version(module, then) or not checked and begun_with_another(folder, module):
+    if edited(module):
+        raise meanwhile
+    try:
+        found = training(run)
+    except RuntimeError:  # perhaps by the edit
+        if edited(module) or trained_by(path) not in (None, now):
+            raise meanwhile from None
+        raise
+    if {trained_by(path), found["runs"][0].get("code_version")} != {now}:
         for name in ("metric", "eval.json"):
             (folder / name).unlink(missing_ok=True)
-        file = Path(module.__file__).name
-        raise RuntimeError(f"{file}, or what it imports, was edited meanwhile")
+        raise meanwhile
     return found
 
 
-def is_version(module, then):
-    """Whether a model's file, and what it imports, are on disk as they were; half saved is not."""
+def trained_by(path):
+    """The version of the code of a checkpoint's model; None where there is no checkpoint."""
+    return runs.load_checkpoint(path).get("code_version", "") if path.exists() else None
+
+
+def edited(module):
+    """Whether a model's file, or one that it builds on, is another now than this process has."""
     try:
-        return version(*with_imported(module)) == then
-    except (SyntaxError, tokenize.TokenError, OSError):
-        return False
-
-
-def begun_with_another(folder, module):
-    """Whether a run was begun with another text of its model's file than this process has."""
-    path = folder / "ckpt.pt"
-    return path.exists() and runs.load_checkpoint(path).get("code") != module.sha256
+        return any(runs.bare(Path(one.__file__).read_text()) != runs.bare(one.source)
+                   for one in runs.with_imported(module))
+    except (SyntaxError, tokenize.TokenError, OSError, UnicodeDecodeError):  # half saved
+        return True
 
 
 DIVERGED = r"^error: the (loss is \S+|weights are not finite) at iter \d+"
@@ -389,13 +360,17 @@ FAILED = r"^python eval\.py .* exited with 1:"
 def numbers(training, task, columns, about, added, run):
     """
     One training and its evaluation -> its numbers, or that it has diverged. Of a row that was added
-    also that its evaluation failed: the other tasks stand.
+    also that its method failed in the evaluation: the other tasks stand.
     """
     words = shlex.split(about["train_command"])
     try:
         found = training(run)
     except RuntimeError as e:
-        diverged, failed = re.search(DIVERGED, str(e), re.M), added and re.match(FAILED, str(e))
+        diverged, last = re.search(DIVERGED, str(e), re.M), str(e).splitlines()[-1]
+        failed = added and re.match(FAILED, str(e))
+        if last.startswith("error: "):  # the machine's, a full disk for instance, or nothing at all
+            failed = failed and evaluation.NOT_FINITE in str(e)
+            last = evaluation.NOT_FINITE
         if not diverged and not failed:
             raise
         c, *_ = train.fresh(words[2:])
@@ -404,9 +379,9 @@ def numbers(training, task, columns, about, added, run):
                       train_seconds=0, eval_seconds=0)
         if diverged:
             return about | dict(diverged=diverged[0].removeprefix("error: "))
-        print(f"{e}\nin {about['task']} its cells say `failed`. Where a method ends, let it raise "
-              "a ValueError: they say `ends` then", flush=True)
-        return about | dict(failed=str(e).splitlines()[-1])
+        print(f"{e}\nit has no cells in {about['task']}. Where a method ends, let it raise a "
+              "ValueError: they say `ends` then", flush=True)
+        return about | dict(failed=last)
     one, values = found["runs"][0], {}
     seconds = one["eval_seconds"]
     for name, spec in columns.items():
@@ -435,7 +410,10 @@ def collect(entry, scale, found):
 
 
 def kept(committed, entry, scale):
-    """The runs of a JSON that are what they would be today, their text included."""
+    """
+    The runs of a JSON that are what they would be today, with the text that they were scored on.
+    Raises KeyError, TypeError or AttributeError where it is not what reproduce.py wrote.
+    """
     texts, found = {}, []
     for name, one in scale["tasks"].items():
         words = ["--model", "nope", *one["train"].split()]
@@ -468,9 +446,11 @@ def cells(columns, found):
 def cell(name, found):
     """One row's runs of one task -> mean and spread over their seeds, or why there is none."""
     for run in found:
-        for reason in ("diverged", "failed"):
-            if reason in run:
-                return dict(reason=reason)
+        if "diverged" in run:
+            return dict(reason="diverged")
+        if "failed" in run:
+            nothing = run["failed"] == evaluation.NOT_FINITE
+            return dict(reason="not finite" if nothing else "failed")
         if "other_text" in run:
             return dict(reason="another text")
     values = [run["values"][name] for run in found]
@@ -521,3 +501,16 @@ def beside(result, committed, entry, scale):
                      f"{', '.join(sorted(pythons))} as it was, and differs from yours")
     both = kept + result["runs"]
     return result | dict(cells=cells(result["columns"], both), runs=both), lines
+
+
+def of_its_own(added, found):
+    """In which settings of the backbone an added row is not as the others, in a line or none."""
+    names = [*runs.models()["nope"][0].GPTConfig.__dataclass_fields__, "compile"]
+    others = {run["task"]: run["config"] for run in reversed(found) if run["label"] != added}
+    own = {}
+    for run in found:
+        if run["label"] == added and run["task"] in others:
+            one, other = run["config"], others[run["task"]]
+            own |= {name: one[name] for name in names if one[name] != other[name]}
+    words = ", ".join(f"{name}={value}" for name, value in own.items())
+    return [f"unlike the others {added} has {words}"] if words else []

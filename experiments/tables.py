@@ -15,9 +15,9 @@ from experiments import matrix, minimal, speed, trainings
 
 INTRO = """# Results
 
-Written by `reproduce.py` and `bench.py` from the JSON files beside this page; never by hand. ± is \
-the standard deviation over the seeds; of rates, which may be all or nothing, the lowest and the \
-highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in \
+Written by `reproduce.py` and `bench.py` from the JSON files beside this page; never by hand. \
+± is the standard deviation over the seeds; of rates, which may be all or nothing, the lowest and \
+the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in \
 [square] brackets the 95 % interval of its test sequences: how well that one model was measured, \
 not how another seed would do. One seed claims no order between methods.
 
@@ -252,24 +252,33 @@ def far_ratio(found, kind, last, first):
     return f"{statistics.mean(far):.3f}" if far else "-"
 
 
+REASONS = {"ends": "the method has no positions for strings of that length",
+           "diverged": "the loss or the weights were NaN or infinite in training",
+           "not finite": "the loss or the logits were NaN or infinite in evaluation",
+           "failed": "eval.py ended in an error", "another text": "that of another Python"}
+
+
 def matrix_table(result):
     """A row for each method, a column for each number; * marks runs that were not finished."""
-    rows = []
+    rows, why = [], {}
     for label, by_column in result["cells"].items():
         shown = []
         for name, cell in by_column.items():
             form = result["columns"][name]["form"]
             if "value" not in cell:
                 shown.append(cell["reason"])
+                why[cell["reason"]] = REASONS.get(cell["reason"], "")
                 continue
             text = format(cell["value"], form)
             if "spread" in cell:
                 text += f" ± {cell['spread']:{form}}"
             shown.append(f"{text} \\*" if cell["unfinished"] else text)
         rows.append([label, *shown])
-    return markdown(["method", *result["columns"]], rows) + (
-        "\n\n\\* not finished: the validation perplexity fell by more than 1 % over the last fifth "
-        "of the steps. Ends: the method has no positions for strings of that length.")
+    said = "\n\n\\* not finished: the validation perplexity fell by more than 1 % over the last " \
+           "fifth of the steps."
+    for reason, words in why.items():
+        said += f" {reason.capitalize()}: {words}." if words else ""
+    return markdown(["method", *result["columns"]], rows) + said
 
 
 def percent(found):
