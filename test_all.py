@@ -8201,7 +8201,7 @@ def test_an_added_row_that_cannot_be_scored_on_one_task(copy, here, monkeypatch)
         end = "1:\nA\nIndexError: too far"
         out, _ = run("--add", "mine")
         shown = json.loads((copy / "out" / "matrix.cpu" / "mine.json").read_text())["cells"]
-        assert shown["mine"]["text: perplexity"] == dict(reason="failed")
+        assert shown["mine"]["text: perplexity"] == dict(reason="failed") and "unlike" not in out
         assert "value" in shown["mine"]["flip-flop: iid"] and "IndexError: too far\n" in out
         assert "value" in shown["rope"]["text: perplexity"]
         for end in "-9:\nA", "1:\nerror: disk full":  # the machine's doing, not the method's

@@ -505,7 +505,8 @@ def beside(result, committed, entry, scale):
 
 def of_its_own(added, found):
     """In which settings of the backbone an added row is not as the others, in a line or none."""
-    names = [*runs.models()["nope"][0].GPTConfig.__dataclass_fields__, "compile"]
+    fields = runs.models()["nope"][0].GPTConfig.__dataclass_fields__
+    names = [*(name for name in fields if name not in train.SHARED), "compile"]
     others = {run["task"]: run["config"] for run in reversed(found) if run["label"] != added}
     own = {}
     for run in found:
