@@ -383,8 +383,9 @@ def save(out, best, model, optimizer, state):
     if not all(p.isfinite().all() for p in model.parameters()):
         runs.fail(f"the weights are not finite at iter {state['iter']}; try a lower "
                   f"--learning_rate. {out}'s checkpoints are as they were")
+    module, _ = runs.models()[state["config"]["model"]]
     checkpoint = state | dict(model=model.state_dict(), optimizer=optimizer.state_dict(),
-                              environment=runs.environment())
+                              environment=runs.environment(), code_version=runs.code_of(module))
     copies = 5 if "bema" in state else 3  # weights and two moments; BEMA has two more
     size = copies * sum(p.nbytes for p in model.parameters())
     for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
@@ -592,8 +593,8 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
 
     # what it has so far, and a folder of its own, locked until this process ends
-    state = dict(config=vars(c), source=task.source, kept=task.kept, iter=0, seconds=0.0,
-                 best_val_loss=math.inf, code_version=runs.code_of(module))
+    state = dict(config=vars(c), source=task.source, kept=task.kept, iter=0,
+                 best_val_loss=math.inf, seconds=0.0)
     if c.bema:
         state["bema"] = dict(start=copy_weights(raw_model), ema=copy_weights(raw_model))
     if not checkpoint and not rank:
