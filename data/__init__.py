@@ -1,54 +1,65 @@
 """
-Tasks: what every script may expect of one (class Task), how a task is found by its name, and the
-metrics that several tasks share.
+Tasks: the contract that every script relies on (class Task), how a task of symbols is scored, and
+the metrics that several tasks share.
 """
 import dataclasses
-import difflib
-import functools
-import importlib
-import os
+import math
+import textwrap
+import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+import torch
 
-FOLDER = Path(__file__).resolve().parent
-KINDS = ("text", "symbols", "numbers", "pairs")
+CHUNK = 500           # sequences that are drawn at once
+BATCH_TOKENS = 2**14  # tokens of these that go through the model at once
+
+
+@dataclass
+class Options:
+    """What eval.py is asked for."""
+    lengths: list = None    # window or sequence lengths; None is what the task usually takes
+    split: str = ""         # "" is what the task usually takes
+    amount: int = 0         # how many of Task.unit to score
+    strided: bool = False   # text: windows that overlap by half, too
+    seed: int = 1337
+    device: torch.device = torch.device("cpu")
+    context: object = nullcontext()  # to run models in
+    words: str = ""         # where all of this runs
 
 
 @dataclass
 class Task:
     """
-    The contract. A task is a file data/NAME.py with a class Task, asked for as --data NAME. It must
-    have `batch` and `vocab_size`; what else it leaves out is as written here. Of a task of kind
-    `symbols` the scripts use nothing but these members; text.py and retrieval.py have more.
+    The contract. A task is a file data/NAME.py with a class Task(data.Task), asked for as --data
+    NAME. It must have `batch` and `vocab_size`, which may be set in __post_init__; tokens are from
+    0 to vocab_size - 1. What else it leaves out is as written here.
 
     A field, which is a member with a type, is also a flag of train.py, its comment the flag's help.
     Settings that do not fit raise ValueError, one line for the user, in __post_init__.
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
-    from `rng` alone: the same seed gives the same batch on every machine. `score`, `target`,
-    `contrast`, `answer` and `distance` are given torch tensors.
+    from `rng` alone: the same seed gives the same batch on every machine. `forward`, `score`,
+    `contrast`, `target`, `answer` and `distance` are given torch tensors.
     """
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
 
-    # text: windows of a long stream, scored by perplexity; also has tokens(split), the stream, and
-    #     meta, what is known about it (see text.py)
-    # symbols: sequences of tokens, scored by `score`
-    # numbers: x is (B, T, features) float32, which no GPT here takes
-    # pairs: x holds pairs of texts that belong together, and `loss` is contrastive; also has
-    #     collection(split, limit), documents to search and what to ask (see retrieval.py)
-    kind = "symbols"
     splits = ("train", "iid")  # train on the first, validate on the second, test all but the first
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     stretches = True           # whether a larger block_size makes the sequences longer
-    source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
     least_batch = 1            # sequences that a batch of one process needs for a loss
     for_encoders = False       # whether its models see later tokens, too (model_bert.py)
+    source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
     kept = {}                  # {name: int64 tensor} of what a checkpoint keeps for the task, so
     #     that it can be used, continued and built upon without the text that it was made from
+    unit = "sequences"         # what eval.py counts, also its flag, and how many it usually takes
+    amount = 2000
+    figure = "scores"          # of plot.py: what eval.py draws
+    afterwards = (("eval.py",),)  # what train.py runs on the result: a script and its flags
+    text_flag = "data"         # the flag that names its text, where it has one
 
     # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix, if it
     #     is known: gives the total variation distance by position
@@ -62,16 +73,22 @@ class Task:
     contrast = None
     answer = None
     distance = None
-    # loss(model, x, y) -> what training minimises, a scalar; else it is the model's own loss
-    loss = None
-    # begin(model), before the first step of a new run, with its first weights; may set `self.kept`
-    begin = None
+    # for sample.py: encoding(config), the tiktoken Encoding in which a model writes text, or
+    # search(run, folder, prompt, ...), see data/retrieval.py; both are called on the class
+    encoding = None
+    search = None
 
-    @functools.cached_property
-    def vocab_size(self):
-        """Tokens are from 0 to vocab_size - 1. A task may set it as it likes: `vocab_size = 5`."""
-        file = type(self).__module__.replace(".", "/") + ".py"
-        raise ValueError(f"{file}: class Task has no vocab_size")
+    @property
+    def validation_splits(self):
+        """What is looked at during training; the loss of the first one says which is best.pt."""
+        return self.splits[1:]
+
+    def __init_subclass__(cls):
+        """A subclass is a dataclass, decorated or not, and in it `block_size = 32` has a type."""
+        for field in dataclasses.fields(Task):
+            if field.name in vars(cls):
+                cls.__annotations__.setdefault(field.name, field.type)
+        dataclass(cls)
 
     def batch(self, split, batch_size, rng):
         """
@@ -79,6 +96,30 @@ class Task:
         loss of a batch in which nothing is scored would be NaN.
         """
         raise NotImplementedError
+
+    def tensors(self, split, batch_size, rng):
+        """batch() as torch tensors; the first one of a split is checked."""
+        batch = self.batch(split, batch_size, rng)
+        x, y = (torch.from_numpy(np.ascontiguousarray(a)) for a in batch)
+        checked = vars(self).setdefault("checked", set())
+        if split not in checked:
+            self.check(split, batch_size, x, y)
+            checked.add(split)
+        return x, y
+
+    def check(self, split, batch_size, x, y):
+        """Raises ValueError where a batch is not what `batch` says."""
+        what = f"{type(self).__module__}: batch({split!r}, {batch_size}, rng) returns"
+        for name, a, least in (("x", x, 0), ("y", y, -1)):
+            if a.dtype != torch.int64 or a.shape != x.shape or len(a) != batch_size or a.ndim != 2:
+                raise ValueError(f"{what} {name} as {a.dtype} of shape {tuple(a.shape)}: x and y "
+                                 f"must both be int64 of shape ({batch_size}, T)")
+            if a.min() < least or a.max() >= self.vocab_size:
+                raise ValueError(f"{what} {name} with values from {a.min()} to {a.max()}: they "
+                                 f"must be from {least} to {self.vocab_size - 1}")
+
+    def begin(self, model):
+        """Before the first step of a new run, with its first weights; may set `self.kept`."""
 
     def adopt(self, kept):
         """Take over what a checkpoint has kept. Raises ValueError."""
@@ -92,10 +133,15 @@ class Task:
         """
         return True
 
+    def forward(self, model, x, y):
+        """-> logits, which `score` is given, and what training minimises, a scalar."""
+        return model(x, y)
+
     def score(self, logits, x, y):
         """
         logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): in each sequence, how
-        many trials went well, out of how many. Here a trial is a scored position.
+        many trials went well, out of how many. Here a trial is a scored position. {} where a loss
+        is all there is to say of a batch.
         """
         scored = y != -1
         right = (logits.argmax(-1) == y) & scored
@@ -105,153 +151,222 @@ class Task:
         """The tokens of one sequence x (T,) as labels, for figures."""
         return [str(token) for token in x]
 
+    def evaluate(self, runs, options):
+        """
+        Scores of every run (see common/checkpoint.py) on new sequences, the same for all, of every
+        length and test split, printed as they come -> what eval.py writes as JSON. Here it is
+        about symbols, with a 95 % interval each; text and retrieval have their own.
+        """
+        if options.strided:
+            raise ValueError(f"--strided is for text, not for {self.data}")
+        splits = list(self.splits[1:])
+        if options.split:
+            check_split(options.split, self.splits)
+            splits = [options.split]
+        tasks, rows = self.of_lengths(runs, options.lengths), []
+        for run in runs:
+            row, start = describe(run) | dict(scores={}), time.monotonic()
+            for T, task in tasks.items():
+                print(f"\n{run.name}, block_size {T:,}")
+                score_splits(row, run, task, T, splits, options)
+            if any(row["scores"].values()):
+                rows.append(row | dict(eval_seconds=round(time.monotonic() - start, 2)))
+        about = dict(corpus=self.data, source=f"data/{self.data}.py")
+        return dict(data=about, sequences=options.amount, splits=splits, runs=rows)
+
+    def of_lengths(self, runs, lengths):
+        """{block_size: the task}. Raises ValueError where the runs' sequences are not the same."""
+        names = {field.name for field in dataclasses.fields(self)}
+        check_same(runs, names - {"block_size"} if lengths else names)
+        for run in runs:
+            kept = run.checkpoint["kept"]
+            if any(not torch.equal(kept[name], self.kept[name]) for name in self.kept):
+                raise ValueError(f"{run.path} has another {' and '.join(kept)} than {runs[0].path}"
+                                 ": score them one by one")
+        tasks, widths = {}, set()
+        for T in [self.block_size, *(lengths or [])]:
+            tasks[T] = dataclasses.replace(self, block_size=T)
+            tasks[T].adopt(self.kept)
+            x, _ = tasks[T].batch(self.splits[1], 1, np.random.default_rng(0))
+            widths.add(x.shape[1])
+        if lengths and (not self.stretches or len(widths) < len(tasks)):
+            raise ValueError(f"--lengths does not make the sequences of {self.data} longer: leave "
+                             "it out")
+        return {T: tasks[T] for T in lengths or tasks}
+
 
 # -----------------------------------------------------------------------------
-# tasks by name
+# evaluation: of any task
 
-def known():
-    """Every name that --data knows, paths aside: the corpora, then the tasks."""
-    return [*importlib.import_module("data.text").CORPORA, *with_a_file()]
-
-
-def with_a_file():
-    """The names of the tasks that have a file of their own."""
-    stems = {path.stem for path in FOLDER.glob("*.py")}
-    return sorted(stems - {"__init__", "text"})
+def describe(run):
+    """What a row of the JSON says about the run itself."""
+    return dict(
+        name=run.name, model=run.config["model"], seed=run.config["seed"],
+        checkpoint=run.path.name, iter=run.checkpoint["iter"],
+        train_seconds=round(run.checkpoint["seconds"]), block_size=run.config["block_size"],
+        parameters=sum(p.numel() for p in run.model.parameters()), config=run.config)
 
 
-def find(name):
-    """data/NAME.py has the class of the task NAME; any other name is text. Raises ValueError."""
-    if name.replace("-", "_").isidentifier() and name not in ("__init__", "text"):
-        if (FOLDER / f"{name}.py").exists():
-            return load(name)
-    text = importlib.import_module("data.text")
-    if name not in text.CORPORA and not os.path.exists(os.path.expanduser(name)):
-        hint = nearest(name, known())
-        raise ValueError(f"unknown corpus {name!r} (nor is it a file or folder): {hint}")
-    return text.Task
+def check_split(split, splits):
+    if split not in splits:
+        raise ValueError(f"unknown split {split!r}: choose from {', '.join(splits)}")
 
 
-def nearest(word, known):
-    """What to say after an unknown word: the nearest known one, else all of them."""
-    close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(known)}"
+def check_same(runs, names, advice="score them one by one"):
+    """Raises ValueError unless these settings are the same in all runs that have them."""
+    first = runs[0]
+    for run in runs:
+        for name in sorted(names & run.config.keys() & first.config.keys()):
+            theirs, other = run.config[name], first.config[name]
+            if theirs != other:
+                raise ValueError(f"{run.path} was trained with {name}={theirs}, {first.path} with "
+                                 f"{name}={other}: {advice}")
 
 
-def load(name):
-    """The class Task of data/NAME.py. Raises ValueError that names the file and what is wrong."""
-    file = f"data/{name}.py"
-    try:
-        module = importlib.import_module(f"data.{name}")
-        cls = complete(module.Task) if hasattr(module, "Task") else None
-    except (Exception, SystemExit) as e:  # a user's file may fail in any way
-        reason = f"{type(e).__name__}: {e}".splitlines()[0]
-        raise ValueError(f"{file} cannot be used ({reason})") from e
-    if not cls:
-        raise ValueError(f"{file} has no class Task")
-    if cls.batch is Task.batch:
-        raise ValueError(f"{file}: class Task has no batch(self, split, batch_size, rng)")
-    if cls.vocab_size is None:
-        raise ValueError(f"{file}: class Task has no vocab_size")
-    if cls.kind not in KINDS:
-        raise ValueError(f"{file}: kind={cls.kind!r} is not one of {', '.join(KINDS)}")
-    if isinstance(cls.splits, str) or len(cls.splits) < 2:
-        raise ValueError(f"{file}: splits needs two names or more, the first one to train on")
-    if not isinstance(cls.least_batch, int):
-        raise ValueError(f"{file}: least_batch={cls.least_batch!r} is no int")
-    if not cls.defaults:
-        raise ValueError(f"{file}: defaults needs a size, for example: {Task.defaults}")
-    if cls.kind == "symbols" and not hasattr(cls.batch, "__wrapped__"):
-        cls.batch, cls.score = checked(check_batch, cls.batch), checked(check_score, cls.score)
-    return cls
+# -----------------------------------------------------------------------------
+# evaluation: of symbols
+
+class NotFinite(ValueError):
+    """Of logits: the largest of NaN would be an answer, though a wrong one."""
 
 
-def complete(cls):
+def score_splits(row, run, task, T, splits, options):
+    """Put the scores of one run at one length into its row of the JSON, and print them."""
+    row["scores"][T] = {}
+    for split in splits:
+        torch.manual_seed(options.seed)
+        try:
+            scores, positions, groups = task_scores(run.model, task, split, options)
+        except NotFinite as e:
+            print(f"  {split:10}-  {e}")
+            row["scores"][T], row["not_finite"] = {}, True  # at this length, of no split
+            break
+        except ValueError as e:  # an encoding that ends before the sequences do
+            print(f"  {split:10}-  {e}")
+            continue
+        row["scores"][T][split] = scores
+        for name, values in positions.items():
+            row.setdefault(name, {}).setdefault(T, {})[split] = values.tolist()
+        for name, rates in groups.items():
+            row.setdefault(name, {}).setdefault(T, {})[split] = rates
+        print_scores(split, scores, positions, groups)
+
+
+@torch.no_grad()
+def task_scores(model, task, split, options):
     """
-    A user's class as a dataclass that inherits from Task, if it is not one already. In it
-    `block_size = 32` does what `block_size: int = 32` does: it changes that field's default.
+    Over new sequences of a split, the same for every model ->
+    scores     {metric: dict(value, low, high)}
+    positions  {metric: (T,)}: tvd where the task knows its target, auc (NaN where it is not
+               defined) where it has a contrast
+    groups     {"by_answer" or "by_distance": {key: [sequences, the first metric]}}; distances are
+               in powers of two: 1, 2 to 3, 4 to 7, ... tokens
+    Numbers become float64 on the CPU alone: other devices may not have it.
     """
-    if "__dataclass_fields__" not in vars(cls):
-        if "__init__" in vars(cls):
-            raise TypeError("Task has an __init__; use fields, and __post_init__ to check them")
-        cls = dataclass(cls)
-    changed = []
-    fields = Task.__dataclass_fields__ | cls.__dataclass_fields__
-    for name, field in fields.items():
-        if name in vars(cls) and name not in cls.__annotations__:
-            changed.append((name, field.type, vars(cls)[name]))
-    bases = (cls,) if issubclass(cls, Task) else (cls, Task)
-    if not changed and len(bases) == 1:
-        return cls
-    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    return dataclasses.make_dataclass("Task", changed, bases=bases, namespace=names)
+    counts, contrast, distance, answers, distances = {}, [], [], [], []
+    for x, y in new_batches(task, split, options):
+        with options.context:
+            logits, _ = task.forward(model, x, y)
+        if logits.isnan().any() or logits.isposinf().any():
+            raise NotFinite("its logits are not finite")
+        for metric, pair in task.score(logits, x, y).items():
+            counts.setdefault(metric, []).append([n.cpu().double().numpy() for n in pair])
+        if task.contrast:
+            contrast.append([a.cpu().numpy() for a in task.contrast(logits.float(), x)])
+        if task.target:
+            distance.append(tvd(logits, task.target(x)).cpu().numpy())
+        if task.answer:
+            answers.append(task.answer(x, y).cpu().numpy())
+        if task.distance:
+            _, power = np.frexp(task.distance(x, y).cpu().numpy())  # 5 is .625 * 2^3: 4 to 7
+            distances.append(1 << power - 1)
+
+    scores, positions, groups = {}, {}, {}
+    for metric, pairs in counts.items():
+        count, out_of = (np.concatenate(a) for a in zip(*pairs))
+        if not out_of.any():
+            raise ValueError("nothing is scored in it")
+        value, low, high = interval(count, out_of)
+        scores[metric] = dict(value=value, low=low, high=high)
+    if task.target:
+        positions["tvd"] = np.concatenate(distance).mean(0)
+    if task.contrast:
+        logit, positive = (np.concatenate(a) for a in zip(*contrast))
+        positions["auc"] = auc(logit, positive)
+    count, out_of = (np.concatenate(a) for a in zip(*next(iter(counts.values()))))
+    for name, keys in (("by_answer", answers), ("by_distance", distances)):
+        if keys:
+            groups[name] = by_group(np.concatenate(keys), count, out_of)
+    return scores, positions, groups
 
 
-class BrokenTask(Exception):
-    """What a task's batch or score returned is not what class Task says: one line, with its file"""
+def new_batches(task, split, options):
+    """Batches that training has not seen: that has generators of [seed, step]."""
+    for first in range(0, options.amount, CHUNK):
+        rng = np.random.default_rng([options.seed, 1 << 41, task.splits.index(split), first])
+        x, y = task.tensors(split, min(CHUNK, options.amount - first), rng)
+        at_once = max(1, BATCH_TOKENS // x.size(1))
+        yield from zip(x.to(options.device).split(at_once), y.to(options.device).split(at_once))
 
 
-def checked(check, function):
-    """A task's batch or score that checks its first result; batch's for each split and size."""
-    @functools.wraps(function)
-    def wrapped(self, first, *rest):
-        found = function(self, first, *rest)
-        seen = vars(self).setdefault("_checked", set())
-        about = f"batch({first!r}, {rest[0]}, rng)" if check is check_batch else "score"
-        if about not in seen:
-            wrong = check(self, found, rest[0])
-            if wrong:
-                file = type(self).__module__.replace(".", "/") + ".py"
-                raise BrokenTask(f"{file}: {about} {wrong}")
-            seen.add(about)
-        return found
-    return wrapped
-
-
-def check_batch(task, found, B):
-    """-> what is wrong with a batch, in words, or None."""
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        return f"must return x, y, not a {type(found).__name__}"
-    for name, a, low in zip("xy", found, (0, -1)):
-        if not isinstance(a, np.ndarray) or a.dtype != np.int64:
-            return f"returns {name} as {getattr(a, 'dtype', type(a).__name__)}, not NumPy int64"
-        if a.ndim != 2 or len(a) != B or not a.size or a.shape != found[0].shape:
-            return f"returns {name} of shape {a.shape}; x and y must both be ({B}, T)"
-        if a.min() < low or a.max() >= task.vocab_size:
-            return (f"returns {name} with values from {a.min()} to {a.max()}; they must be from "
-                    f"{low} to vocab_size - 1 = {task.vocab_size - 1}")
-
-
-def check_score(task, found, x):
-    """-> what is wrong with scores, in words, or None."""
-    if not isinstance(found, dict) or not found:
-        return f"must return {{metric: (count, out_of)}}, not {found!r:.40}"
-    for name, pair in found.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            return f"must return a pair (count, out_of) for {name!r}"
-        shapes = [tuple(getattr(a, "shape", ())) for a in pair]
-        if shapes != [(len(x),)] * 2:
-            return f"returns {name!r} of shapes {shapes}; count and out_of must be ({len(x)},)"
-        if (pair[0] < 0).any() or (pair[0] > 1.001 * pair[1]).any():  # a TVD is rounded
-            return f"returns {name!r} with a count that is not from 0 to its out_of"
-
-
-def make(config, kept=()):
+def by_group(keys, count, out_of):
     """
-    The task config["data"], with those of its fields that config has, and with what a checkpoint
-    has kept for it. Raises ValueError.
+    keys (N,), count (N,) hits out of out_of (N,) trials of each sequence -> {key: [sequences,
+    rate]}, in order.
     """
-    cls = find(config["data"])
-    task = cls(**{f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config})
-    if kept:
-        task.adopt(kept)
-    return task
+    rates = {}
+    for key in np.unique(keys):
+        these = keys == key
+        rates[int(key)] = [int(these.sum()), float(count[these].sum() / out_of[these].sum())]
+    return rates
+
+
+def print_scores(split, scores, positions, groups):
+    """The table's rows for one split: every metric, then the first by position and by group."""
+    start = split
+    for metric, score in scores.items():
+        value, low, high = (100 * score[k] for k in ("value", "low", "high"))
+        print(f"  {start:10}{metric:16}{value:8.3f}  [{low:.3f}, {high:.3f}]", flush=True)
+        start = ""
+    for metric, values in positions.items():
+        edges = position_edges(len(values), first=1)
+        cells = []
+        for a, b, mean in zip(edges, edges[1:], binned(values, edges)):
+            where = f"{a + 1}" if b == a + 1 else f"{a + 1}-{b}"
+            cells.append(f"{where}=-" if np.isnan(mean) else f"{where}={mean:.4f}")
+        print_list(f"{metric} by position: {', '.join(cells)}")
+    for name, rates in groups.items():
+        cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in rates.items()]
+        print_list(f"{next(iter(scores))} {name.replace('_', ' ')}: {', '.join(cells)}")
+
+
+def print_list(line):
+    print(textwrap.fill(line, 100, initial_indent=" " * 12, subsequent_indent=" " * 14,
+                        break_on_hyphens=False))
 
 
 # -----------------------------------------------------------------------------
 # metrics
+
+def interval(count, out_of):
+    """
+    count (N,) hits out of out_of (N,) trials in each of N independent sequences -> (rate, low,
+    high): Wilson's 95 % interval. The trials of one sequence are not independent; it is taken for
+    as many independent ones as would have the same variance.
+    """
+    n, z = out_of.sum(), 1.96
+    p = count.sum() / n
+    spread = ((count - p * out_of) ** 2).sum() / n**2  # the rate's variance, sequences being drawn
+    m = (out_of > 0).sum()  # independent trials
+    if spread > 1e-12 * p * (1 - p):
+        m = p * (1 - p) / spread
+    middle = p + z * z / (2 * m)
+    half = z * math.sqrt(p * (1 - p) / m + z * z / (4 * m * m))
+    shrink = 1 + z * z / m
+    low = min(max((middle - half) / shrink, 0.0), p)  # rounding must not put p outside
+    high = max(min((middle + half) / shrink, 1.0), p)
+    return float(p), float(low), float(high)
+
 
 def tvd(logits, target):
     """
@@ -267,16 +382,16 @@ def auc(logits, positive):
     above a negative's, over all pairs of sequences, ties 1/2. NaN where there are only positives or
     only negatives, and where a logit is NaN.
     """
-    found = []
+    areas = []
     for column, good in zip(logits.T, positive.T):
         p, n = good.sum(), (~good).sum()
         if not p or not n or np.isnan(column).any():
-            found.append(np.nan)
+            areas.append(np.nan)
             continue
         _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
         ranks = counts.cumsum() - (counts - 1) / 2  # from 1; equal logits share their mean rank
-        found.append((ranks[where][good].sum() - p * (p + 1) / 2) / (p * n))
-    return np.array(found)
+        areas.append((ranks[where][good].sum() - p * (p + 1) / 2) / (p * n))
+    return np.array(areas)
 
 
 def binned(values, edges):
@@ -288,3 +403,9 @@ def binned(values, edges):
         warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
         means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]
         return np.stack(means, -1)
+
+
+def position_edges(T, first=16):
+    """Bins of positions that grow by sqrt(2): [0, 16, 23, 32, 45, ... T]."""
+    grown = (round(2 ** (i / 2)) for i in range(60))
+    return sorted({0, T, *(edge for edge in grown if first <= edge < T)})

@@ -54,7 +54,7 @@ class Task(data.Task):
         if split == "long":
             T = 4 * self.block_size
         up = rng.random((T, B)) < 0.5
-        kind = rng.integers(0, self.k, (T, B))
+        bracket = rng.integers(0, self.k, (T, B))
         end = rng.random((T, B)) < 0.5
 
         x = np.full((B, T + 1), BOS)
@@ -65,10 +65,10 @@ class Task(data.Task):
         for t in range(T):
             opens = (depth == 0) | (up[t] & (depth < self.m))
             closer = self.k + stack[rows, depth]
-            x[:, t + 1] = OPEN + np.where(opens, kind[t], closer)
+            x[:, t + 1] = OPEN + np.where(opens, bracket[t], closer)
             y[:, t] = np.where((depth == 0) & end[t], EOS, x[:, t + 1])
             depth += np.where(opens, 1, -1)
-            stack[rows[opens], depth[opens]] = kind[t][opens]
+            stack[rows[opens], depth[opens]] = bracket[t][opens]
         return x[:, :-1], y
 
     def states(self, x):
@@ -84,8 +84,8 @@ class Task(data.Task):
         top = torch.zeros_like(x)
         for level in range(1, self.m + 1):
             last = torch.where(opens & (depth == level), at, -1).cummax(1).values
-            kind = x.gather(1, last.clamp(min=0)) - OPEN
-            top = torch.where(depth == level, kind, top)
+            opener = x.gather(1, last.clamp(min=0)) - OPEN
+            top = torch.where(depth == level, opener, top)
         return depth, top
 
     def target(self, x):

@@ -23,7 +23,6 @@ class Task(data.Task):
     block_size: int = LONGEST  # items in the longest training input
     classes: int = 10          # of items
 
-    kind = "numbers"
     splits = ("train", "iid", *(str(2**i) for i in range(4, 15)))
 
     def __post_init__(self):
@@ -31,6 +30,11 @@ class Task(data.Task):
             raise ValueError(
                 f"max_retrieval needs at least 2 classes and block_size of at least {SHORTEST}, "
                 f"not classes={self.classes} and block_size={self.block_size}")
+
+    @property
+    def vocab_size(self):
+        raise ValueError("max_retrieval is numbers, not tokens: no model here takes them; see "
+                         "experiments/minimal.py")
 
     def batch(self, split, batch_size, rng):
         """
@@ -41,18 +45,18 @@ class Task(data.Task):
         T = self.block_size if short else int(split)
         x = np.zeros((batch_size, T, 1 + self.classes), np.float32)
         x[..., 0] = rng.random((batch_size, T), dtype=np.float32)
-        kind = rng.integers(0, self.classes, (batch_size, T))
-        np.put_along_axis(x[..., 1:], kind[..., None], 1, -1)
+        label = rng.integers(0, self.classes, (batch_size, T))
+        np.put_along_axis(x[..., 1:], label[..., None], 1, -1)
         if short:
             items = rng.integers(SHORTEST, T + 1, batch_size)
             x[np.arange(T) >= items[:, None]] = -1
         highest = x[..., 0].argmax(1)
-        return x, kind[np.arange(batch_size), highest]
+        return x, label[np.arange(batch_size), highest]
 
     def score(self, logits, x, y):
         """logits (B, classes): whether the likeliest class is the right one."""
-        right = (logits.argmax(-1) == y).double()
-        return dict(accuracy=(right, torch.ones(len(y), dtype=torch.float64)))
+        right = logits.argmax(-1) == y
+        return dict(accuracy=(right, torch.ones_like(right)))
 
     def show(self, x):
         return [f"{item[0]:.2f} {item[1:].argmax()}" for item in x if item[0] >= 0]

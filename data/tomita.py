@@ -101,12 +101,12 @@ class Task(data.Task):
         """x (B, T) -> the automaton's state after each token, (B, T)."""
         to = torch.from_numpy(self.to).to(x.device)
         state = torch.zeros_like(x[:, 0])
-        found = []
+        states = []
         for token in x.T:
             symbol = (token - ZERO).clamp(min=0)
             state = torch.where(token >= ZERO, to[state, symbol], state)
-            found.append(state)
-        return torch.stack(found, 1)
+            states.append(state)
+        return torch.stack(states, 1)
 
     def target(self, x):
         """x (B, T) -> the next token's distribution after each prefix, (B, T, 4) float32."""
