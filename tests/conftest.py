@@ -1,0 +1,128 @@
+"""Fixtures that several files of tests use."""
+import json
+import shutil
+import sys
+import types
+
+import pytest
+
+import data
+import data.text
+import experiments
+import reproduce
+import runs
+from tests.helpers import (
+    ROOT,
+    TINY_FLAGS,
+    Inline,
+    command,
+    run_here,
+    standing_in,
+    write_fork,
+    write_notes,
+    write_package,
+)
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A copy of the repository's modules, in which models are looked up."""
+    for pattern in ("*.py", "data/*.py", "kernels/*.py", "experiments/*.py"):
+        for path in ROOT.glob(pattern):
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
+    before = set(sys.modules)
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs.models.cache_clear()
+    yield tmp_path
+    runs.models.cache_clear()
+    for name in set(sys.modules) - before:
+        if name.startswith("model_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def fork(copy):
+    """fork(name, *edits) -> model_NAME.py edited as model_mine.py, which answers to `mine`."""
+    def edit(name, *edits):
+        write_fork(copy, name, *edits)
+        return runs.models()["mine"][0]
+    return edit
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    return write_package(tmp_path)
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """A folder whose files are tasks, too: data/ as it would be with a user's own in it."""
+    for path in data.FOLDER.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
+    yield tmp_path
+    known = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
+    for name in [name for name in sys.modules if name.startswith("data.")]:
+        if name not in known:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def home(tmp_path):
+    return write_notes(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A folder with finished tiny runs, to be read only: two on text, two on flip-flop."""
+    home = write_notes(tmp_path_factory.mktemp("trained"))
+    (home / "empty.txt").write_text("")
+    (home / "short.txt").write_text("too short to train on")
+    (home / "odd.json").write_text('{"runs": []}')
+    (home / "deep.json").write_text("[" * 100_000)
+    pairs = ("cable", "notes"), ("learned", "notes"), ("rope", "flipflop"), ("tra", "flipflop")
+    for name, text in pairs:
+        command(home, "train.py", "--model", name, "--data", text, "--max_iters", 2,
+                "--eval_interval", 1, "--no-evaluate", *TINY_FLAGS, "--out_dir", name)
+    row = dict(label="x", block_size=16, perplexity={"16": 2.0}, by_position=[[0, 15, 1.0]],
+               model="cable", config={}, checkpoint="ckpt.pt", iter=1, name="x")
+    whole = dict(data=dict(sha256=""), tokens=16, lengths=[16], runs=[row])
+    (home / "types.json").write_text(json.dumps(whole | dict(lengths=["16", "32"])))
+    return home
+
+
+@pytest.fixture(scope="session")
+def repo(tmp_path_factory):
+    """A copy of the repository, with text already prepared as the standard library's."""
+    folder = write_notes(tmp_path_factory.mktemp("repo"))
+    for pattern in ("*.py", "data/*.py", "kernels/*.py", "experiments/*.py", "pyproject.toml"):
+        for path in ROOT.glob(pattern):
+            (folder / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy(path, folder / path.relative_to(ROOT))
+    with standing_in(folder):
+        data.text.PREPARED = folder / "data" / "prepared"
+        target, source, _ = data.text.look_up("stdlib", "bytes")
+        made, meta = data.text.prepare("notes", "bytes")
+        shutil.copytree(made, target)
+        meta |= dict(corpus="stdlib", source=source)
+        (target / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """here(name=entry, ...): these are what reproduce.py has, and it runs its commands here."""
+    monkeypatch.setattr(reproduce, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(reproduce.Board, "run", run_here)
+    monkeypatch.setattr(reproduce, "EVERY", 0)
+
+    def have(**entries):
+        module = types.ModuleType("experiments.mine", "Mine.\n\nSome words.")
+        module.ENTRIES = entries
+        monkeypatch.setattr(experiments, "files", lambda: [module])
+    return have

@@ -1,0 +1,429 @@
+"""
+What several files of tests use: small models, random inputs, the commands run in this process.
+"""
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import bench
+import data
+import data.text
+import eval as evaluation
+import kernels
+import maps
+import plot
+import reproduce
+import runs
+import sample
+import train
+from experiments import minimal
+
+torch.set_num_threads(1)
+ROOT = Path(runs.__file__).resolve().parent
+MODEL_FILES = sorted(ROOT.glob("model_*.py"))
+NAMES = sorted(runs.models())
+ENCODERS = [name for name in NAMES if runs.is_encoder(runs.models()[name][0].GPT)]
+MODELS = [name for name in NAMES if name not in ENCODERS]
+TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
+INF = float("inf")
+
+
+def make(name, **changes):
+    """A small random model; what starts at zero is moved, so that a test of it can fail."""
+    torch.manual_seed(0)
+    fields = runs.models()[name][1] | TINY | dict(model=name, n_label=200, P=7) | changes
+    model = runs.make_model(fields).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def random_qkv(B=2, H=3, Tq=37, Tk=37, d=6, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, H, T, d, generator=g, dtype=dtype) for T in (Tq, Tk, Tk)]
+
+
+def close(a, b, tol):
+    assert a.shape == b.shape, (a.shape, b.shape)
+    diff = (a.double() - b.double()).abs().max().item()
+    assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}"
+
+
+def turned(x, positions):
+    """RoPE in complex numbers: channels c and c + d/2 are one, turned by position * 1e4^(-2c/d)."""
+    half = x.size(-1) // 2
+    freq = 10000 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.tensor(positions, dtype=torch.float64)[:, None] * freq
+    z = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angle)
+    return torch.cat((z.real, z.imag), -1)
+
+
+def N(x, layer, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * layer.weight
+
+
+def mlp_by_hand(x, layer):
+    return F.gelu(x @ layer.c_fc.weight.T) @ layer.c_proj.weight.T
+
+
+def written_without_a_cache(model, idx, n, **how):
+    """What sample.generate would write by plain forward passes, each over the whole text."""
+    text = idx
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "new_cache", lambda model, size: None)
+        patch.setattr(sample, "read", lambda model, idx, cache: model(idx)[0])
+        for _ in range(n):
+            new, = sample.generate(model, text, 1, **how)
+            text = torch.cat((text, new), 1)
+    return text[:, idx.size(1):]
+
+
+INTERPRET = kernels.INTERPRET
+CUDA = kernels.triton is not None and torch.cuda.is_available() and not INTERPRET
+DEVICE = "cuda" if CUDA else "cpu"
+WAYS = kernels.ON_GPU if INTERPRET or CUDA else kernels.ON_CPU
+needs_triton = pytest.mark.skipif(kernels.triton is None, reason="needs Triton")
+
+
+def heads(B, H, T, d, dtype=torch.float32):
+    return torch.randn(B, T, H, d).transpose(1, 2).to(dtype)  # a view, as models have it
+
+
+def gradients(f, inputs, dy):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    y = f(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def literal_of(module):
+    return lambda *args: module.literal(*args)[0]
+
+
+def same_as(truth, fast, inputs, tolerance=1e-5, wrap=lambda f: f):
+    """
+    Output and every gradient of fast against truth in float64, at the inputs as they are rounded;
+    relative where large. wrap makes both functions ones of the inputs.
+    """
+    dy = torch.randn(inputs[0].shape).to(inputs[0].dtype)
+    got = gradients(wrap(fast), [x.to(DEVICE) for x in inputs], dy.to(DEVICE))
+    for a, b in zip(got, gradients(wrap(truth), [x.double() for x in inputs], dy.double())):
+        assert a.shape == b.shape and a.isfinite().all()
+        close(a.cpu(), b, tolerance * max(1, b.abs().max().item()))
+
+
+def steps_of(B, H, T):
+    """Steps, some of them 0, whose sums are exact: float32 and float64 ask the same question."""
+    return (13 * torch.randn(B, H, T)).round() / 64
+
+
+def summed(log_kernel=""):
+    """cable_attention as a function of its steps instead of their sum."""
+    def wrap(f):
+        return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g, log_kernel)
+    return wrap
+
+
+def with_gradients(model, idx):
+    """Logits of idx in three pieces over a cache, the loss, and every parameter's gradient."""
+    cache = runs.new_cache(model, idx.size(1))
+    with torch.no_grad():
+        pieces = [model(part, cache=cache)[0] for part in idx.split([17, 12, 1], 1)]
+    loss = model(idx[:, :-1], idx[:, 1:])[1]
+    return [torch.cat(pieces, 1), loss.detach(),
+            *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+SMALL = dict(n_layer=1, n_head=1, n_embd=16)  # the interpreter is slow
+
+
+def python(code, folder):
+    """What code prints, run in a process of its own in a folder, with nothing else to import."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FORKED = ["cable", "fox", "tra", "cope key P=5"]
+
+
+def write_fork(folder, name="cable", *edits):
+    source = (ROOT / f"model_{name}.py").read_text()
+    variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
+    for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
+        assert old in source, f"model_{name}.py has no {old!r} to edit"
+        source = source.replace(old, new)
+    (folder / "model_mine.py").write_text(source)
+
+
+SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window, in the literal form
+MASK = "masked_fill(j > i,", "masked_fill((j > i) | (j < i - 8),"
+EDITS = dict(
+    window=dict(fox=[SEEN, MASK], cable=[SEEN, MASK],
+                cope=[SEEN, ("seen = (j <= i)", "seen = ((j <= i) & (j >= i - 8))")],
+                tra=[SEEN, ("(j <= i)).to", "(j <= i) & (j >= i - 8)).to")]),
+    bias=dict(fox=[("bias = -distance", "bias = -2 * distance"),
+                   ("bias = F_[", "bias = F_[:, :, start:end, None] - F_[:, :, None, :end] + F_[")],
+              cable=[("bias = -g", "bias = -2 * g")],
+              cope=[("step = gates.sigmoid()", "step = (2 * gates).sigmoid()"),
+                    ("(gates.sigmoid() * seen", "((2 * gates).sigmoid() * seen")],
+              tra=[("bias = (distance * ", "bias = (2 * distance * "),
+                   ("addcmul(s, C,", "addcmul(s, 2 * C,")]))
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def documents(folder, texts):
+    """A folder with a file for every text."""
+    folder.mkdir()
+    for i, text in enumerate(texts):
+        (folder / f"{i:02}.txt").write_text(text)
+    return str(folder)
+
+
+def encoder(name, **changes):
+    """A small random encoder in float64, with biases and steps that do not vanish."""
+    return make(name, **changes).double()
+
+
+def write_package(folder, modules=22, functions=8):
+    """Python files, each function with a docstring of its own words."""
+    (folder / "library").mkdir()
+    words = [a + b for a in ("ta", "ro", "mi", "ku", "fe") for b in ("lon", "pir", "dus", "gat")]
+    for m in range(modules):
+        text = f'"""Module {m}."""\n'
+        for n in range(functions):
+            said = " ".join(rng(100 * m + n).choice(words, 6))
+            name = "_".join(said.split()[:2])
+            text += (f"\n\ndef {name}_{n}(x):\n    \"\"\"{said.capitalize()}.\n\n    And more."
+                     f"\n    \"\"\"\n    y = x + {n}  # {said.split()[0]}\n    return y\n")
+        (folder / "library" / f"{m}.py").write_text(text)
+    return folder
+
+
+ENCODER_FLAGS = ("--corpus", "library", "--tokenizer", "bytes", "--n_layer", 1, "--n_head", 2,
+                 "--n_embd", 16, "--block_size", 32, "--batch_size", 4, "--eval_iters", 1,
+                 "--device", "cpu")
+
+
+def write_task(folder, name, text):
+    (folder / f"{name}.py").write_text(text)
+
+
+COMMANDS = {"train.py": train, "sample.py": sample, "eval.py": evaluation, "plot.py": plot,
+           "maps.py": maps, "bench.py": bench, "reproduce.py": reproduce,
+           "experiments.minimal": minimal}
+TINY_FLAGS = ("--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --eval_iters 2 "
+              "--log_interval 1 --device cpu").split()
+
+
+def in_process(script, *words):
+    """What runs.script does, in this process -> the exit code. A mistake of ours is raised."""
+    print("\n$ python", script, *words, flush=True)
+    return exit_code(COMMANDS[script].main, [str(word) for word in words])
+
+
+def exit_code(main, argv):
+    try:
+        main(argv)
+    except SystemExit as e:
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+            return 1
+        return e.code or 0
+    return 0
+
+
+def sketched(fig, path, **how):
+    """In place of savefig, which takes longer than all else in these tests."""
+    path.write(b"\x89PNG")
+
+
+@contextlib.contextmanager
+def standing_in(folder, draw=False):
+    """The scripts take folder for the repository: out/, results/, prepared text are there."""
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    enabled = kernels.enabled
+    runs.models()  # which are the repository's
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(runs, "ROOT", folder)
+        patch.setattr(data.text, "PREPARED", folder / "prepared")
+        patch.setattr(runs, "script", in_process)
+        patch.setitem(plot.plt.rcParams, "figure.dpi", 40)
+        if not draw:
+            patch.setattr(plot.plt.Figure, "savefig", sketched)
+        yield
+    for s, handler in handlers.items():
+        signal.signal(s, handler)
+    kernels.enabled = enabled
+    plot.plt.close("all")
+
+
+def written():
+    """A stream that takes what a terminal takes."""
+    return io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n", write_through=True)
+
+
+def command(folder, script, *words, code=0, draw=False):
+    """
+    Run a script in a folder; its exit code must be `code` -> stdout, stderr. Pictures are a name in
+    a folder, unless they are to be drawn.
+    """
+    out, err = written(), written()
+    argv = [str(word) for word in words]
+    with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+          standing_in(folder, draw)):
+        got = exit_code(COMMANDS[script].main, argv)
+    out, err = (stream.buffer.getvalue().decode() for stream in (out, err))
+    assert got == code, out + err
+    return out, err
+
+
+def complaint(folder, *words):
+    """The one line that a script says before it exits with an error."""
+    _, err = command(folder, *words, code=1)
+    beside = "preparing", "prompt of", "choosing a hard", "making queries"
+    lines = [line for line in err.splitlines() if not any(word in line for word in beside)]
+    assert len(lines) == 1 and lines[0].startswith("error: "), err
+    return lines[0]
+
+
+def write_notes(folder):
+    """Twelve documents of four words, one of them not ASCII."""
+    (folder / "notes").mkdir(parents=True)
+    for i in range(12):
+        words = " ".join(rng(i).choice(["alpha", "beta", "gamma", "δέλτα"], 400))
+        (folder / "notes" / f"{i}.txt").write_text(words)
+    return folder
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    """-> {iter: training loss}, {iter: validation loss}"""
+    log = log_of(folder)
+    return ({r["iter"]: r["loss"] for r in log if "loss" in r},
+            {r["iter"]: r["val_loss"] for r in log if "val_loss" in r})
+
+
+def is_png(path):
+    return path.read_bytes()[:4] == b"\x89PNG"
+
+
+def same_run(a, b):
+    """Two runs have the same losses, weights, averages, to the last digit."""
+    assert losses(a) == losses(b)
+    one, two = (torch.load(x / "ckpt.pt", weights_only=True) for x in (a, b))
+    assert one["iter"] == two["iter"] and one["best_val_loss"] == two["best_val_loss"]
+    for weights, others in ((one["model"], two["model"]),
+                            *((one["bema"][w], two["bema"][w]) for w in ("start", "ema"))):
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+# label has what is hardest to resume: draws of its own, besides dropout
+HARD = ["--model", "label", "--data", "notes", "--no-evaluate", "--dropout", "0.1", "--bema",
+        "--gradient_accumulation_steps", "2", *TINY_FLAGS]
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+
+
+def process(repo, *words, code=0, **env):
+    """Run python with these words; no traceback, ever -> stdout, stderr"""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=repo, env=os.environ | ONE_THREAD | env,
+        capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout, done.stderr
+
+
+TINY_RUN = ("--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS)
+
+
+def drawn(monkeypatch):
+    """A list that the figures go to, instead of to files."""
+    figures = []
+    monkeypatch.setattr(runs, "write_figure", lambda fig, *out: figures.append(fig))
+    return figures
+
+
+def labels_of(fig):
+    """What the legend of a figure says."""
+    found = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
+    return [text.get_text() for legend in found for text in legend.get_texts()]
+
+
+class Inline(Executor):
+    """Runs at once what is submitted: the commands want the main thread."""
+    def __init__(self, workers):
+        pass
+
+    def submit(self, function, *args):
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except BaseException as e:
+            future.set_exception(e)
+        return future
+
+
+def run_here(board, name, *command):
+    """Board.run in this process."""
+    print("$ " + shlex.join(command))
+    board.began.setdefault(name, time.time())
+    words, out = [word for word in command[1:] if word != "-m"], written()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = in_process(*words)
+    said = out.buffer.getvalue().decode()
+    for line in said.splitlines():
+        board.show(name, line)
+    if code:
+        raise RuntimeError(f"{shlex.join(command)} exited with {code}:\n{said}")
+
+
+def entry(train_flags, rows, **more):
+    """A small table: its rows' trainings have two steps."""
+    flags = f"--max_iters 2 --eval_interval 1 {' '.join(TINY_FLAGS[:-2])} {train_flags}"
+    scale = dict(train=flags, eval=more.pop("eval"), rows=rows)
+    scale |= {k: more.pop(k) for k in ("contrast", "reads", "note") if k in more}
+    return dict(about="A table", published={}, cpu=scale, paper=scale) | more
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def markdown_tables(text):
+    """Tables of a text -> [{first cell of a row: {heading: cell}}]"""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n?)+", text, re.M):
+        head, _, *rows = block.strip().splitlines()
+        table = {}
+        for row in rows:
+            first, *rest = cells(row)
+            table[first] = dict(zip(cells(head)[1:], rest))
+        found.append(table)
+    return found

@@ -1,0 +1,100 @@
+"""The diff is the lesson: what the model files share is the same, letter for letter."""
+import ast
+import difflib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.helpers import MODEL_FILES, ROOT
+
+# The lines of model_baseline.py that a file may change, and words that mark the lines it adds.
+ATTEND = "        y = attention(q, k, v)"
+FORWARD = "    def forward(self, x, cache):"
+LOOP, EMBED = "            x = block(x, cache)", "        x = self.drop(self.wte(idx))"
+NORM = '    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP'
+QK_NORM = "    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale"
+LAYERS = "        for block in self.h:"
+CHECK = '        if config.norm not in ("pre", "post"):'
+REFUSE = '            raise ValueError(f"norm={config.norm!r} is not one of pre, post")'
+LN_F = "        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)"
+OWN = dict(
+    classics=([FORWARD, ATTEND, EMBED, LAYERS, LOOP],
+              r"\bpe\b|\bpos\b|\bstart\b|capped|n_label|ENCODINGS|for layer, block"),
+    cable=([ATTEND], r"w_c|w_s|step|weight: bool|log_kernel|\bS\b|if cache.t:"),
+    cope=([FORWARD, ATTEND, LAYERS, LOOP],
+          r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
+    tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
+    fox=([ATTEND], r"w_f|F_|if cache.t:"),
+    diff=([FORWARD, ATTEND, LOOP],
+          r"l_q1|l_init|nn.Parameter|ln_head|rotate|lam\b|\bpos\b|start|\bd = "
+          r"|n_head % 4|head size|divis"),
+    postnorm=([NORM, FORWARD, CHECK, REFUSE, LN_F, EMBED, LOOP],
+              r"norm|SCHEMES|rotate|\bpos\b|\bstart\b|final|first|ln_0|rope|\bpe\b|raise"))
+SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
+MOST_CHANGED = dict(fox=95, tra=115, diff=110, cable=125, postnorm=120, cope=230)
+
+
+def source_of(path, names):
+    """The lines of a file's top-level classes and functions of these names, as they stand."""
+    text = path.read_text()
+    lines, found = text.splitlines(), {}
+    for node in ast.parse(text).body:
+        if getattr(node, "name", None) in names:
+            found[node.name] = lines[node.lineno - 1:node.end_lineno]
+    return found
+
+
+def code_of(lines, name):
+    """Comments may differ, but not those of the configuration, which are a user's help."""
+    return lines if name == "GPTConfig" else [line.split("  #")[0].rstrip() for line in lines]
+
+
+def method_of(path):
+    return path.stem.removeprefix("model_")
+
+
+@pytest.mark.parametrize("path", [p for p in MODEL_FILES if method_of(p) in OWN], ids=method_of)
+def test_the_shared_parts_of_the_model_files_are_the_same(path):
+    """Copies are deliberate; copies that drift would be a hidden variable in every table."""
+    ours, theirs = source_of(ROOT / "model_baseline.py", SHARED), source_of(path, SHARED)
+    may_change, own_words = OWN[method_of(path)]
+    removed = []
+    for name in SHARED:
+        if (method_of(path), name) == ("postnorm", "Block"):
+            continue  # its subject; held to the others' by its outputs
+        changes = difflib.ndiff(code_of(ours[name], name), code_of(theirs[name], name))
+        changes = [line for line in changes if line[0] in "+-"]
+        removed += [line[2:] for line in changes if line[0] == "-"]
+        for line in changes:
+            if line[0] == "+":
+                assert re.search(own_words, line), f"{path.name}: {name} adds {line[2:].strip()}"
+    assert removed == may_change, f"{path.name} changes other lines of model_baseline.py"
+
+
+def test_what_several_model_files_have_is_the_same():
+    """Their imports, the optional kernels, and rotate."""
+    names = ("rotate", "Cache", "MLP")
+    for name in names:
+        found = [source_of(path, names).get(name) for path in MODEL_FILES]
+        found = ["\n".join(lines) for lines in found if lines]
+        assert len(found) >= 2 and len(set(found)) == 1, f"{name} differs between model files"
+    head = re.compile(r'"""\n(import math.*?)\n@dataclass\n', re.S)
+    optional = re.compile(r"try:\n    from kernels.*?\*args\)\n\n", re.S)
+    heads_of, attends = set(), set()
+    for path in MODEL_FILES:
+        text = re.sub(r"ROWS = (64|128) .*", "ROWS", head.search(path.read_text())[1])
+        attends |= set(optional.findall(text))
+        heads_of.add(optional.sub("", text))
+    assert len(heads_of) == 1 and len(attends) == 1
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+@pytest.mark.parametrize("name, most", MOST_CHANGED.items())
+def test_the_diff_is_the_lesson(name, most):
+    counted = subprocess.run(
+        ["git", "diff", "--no-index", "--numstat", "model_baseline.py", f"model_{name}.py"],
+        cwd=ROOT, capture_output=True, text=True).stdout.split()
+    added, removed = int(counted[0]), int(counted[1])
+    assert added + removed <= most, f"model_{name}.py: {added} lines added, {removed} removed"

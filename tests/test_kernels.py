@@ -1,0 +1,296 @@
+"""Faster ways on a CPU, and what chooses them."""
+import math
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import kernels
+import model_cable
+import model_classics
+import model_fox
+import runs
+import sample
+from tests.examples import encoding, example, in_float32
+from tests.helpers import (
+    CUDA,
+    INTERPRET,
+    MODEL_FILES,
+    close,
+    gradients,
+    heads,
+    literal_of,
+    make,
+    python,
+    same_as,
+    steps_of,
+    summed,
+)
+
+
+def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32):
+    """q, k, v, steps, the query's weight: heads that decay fast, slowly, and not at all."""
+    torch.manual_seed(0)
+    H = len(rates)
+    steps = steps_of(B, H, Tk) * torch.tensor(rates)[None, :, None]
+    inputs = *(heads(B, H, T, d) for T in (Tq, Tk, Tk)), steps, F.softplus(torch.randn(B, H, Tq))
+    return [x.to(dtype) for x in inputs]
+
+
+@pytest.mark.skipif(CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("Tq, Tk", [
+    (1, 1), (64, 64), (256, 256), (257, 257), (1000, 1000), (1025, 1025), (1500, 1500),
+    (100, 1300)])
+def test_the_cpus_way_is_the_literal_form(Tq, Tk):
+    """Outputs and gradients, one call, blocks, and blocks without what has decayed; FoX too."""
+    inputs = separable_inputs(2, Tq, Tk)
+    cable, fox = kernels.cpu.cable_attention, kernels.cpu.fox_attention
+    same_as(literal_of(model_cable), cable, inputs, 1e-5, summed())
+    same_as(literal_of(model_fox), fox, inputs[:4], 1e-5,
+            lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
+
+
+@pytest.mark.skipif(CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("T", [37, 256, 300, 512, 1024, 1025])
+def test_the_cpus_way_where_steps_sum_to_thousands(T):
+    """As in a trained model, where a bias is a small difference of large sums."""
+    inputs = separable_inputs(1, T, T, rates=(50.0, 5.0, 0.5))
+    assert inputs[3].relu().sum(-1).max() > 3 * T
+    tolerance = 2e-5 if T <= 256 else 1e-4
+    same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, tolerance, summed())
+
+
+def test_a_model_in_bfloat16():
+    for name, (module, fields) in sorted(runs.models().items()):
+        if not module.__name__.startswith("model_"):
+            continue
+        model = runs.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2) | fields)
+        logits = model.bfloat16()(torch.randint(200, (1, 20)))
+        assert (logits[0] if isinstance(logits, tuple) else logits).isfinite().all(), name
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("name", ["cable", "cable_nw", "fox"])
+def test_a_model_in_float64(name):
+    """Its sums are float32: the plain function takes both, the fused kernel would read garbage."""
+    torch.manual_seed(0)
+    model = runs.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2))
+    idx = torch.randint(257, (1, 300))
+    with torch.no_grad():
+        want = model(idx)[0]
+        close(model.double()(idx)[0], want, 1e-4)
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (1500, 1500), (100, 1300)])
+def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
+    """Beyond 1,024 keys, where a steep slope's far keys are dropped, it has a faster way."""
+    torch.manual_seed(0)
+    pe = encoding("alibi")
+    inputs = [heads(2, 3, T, 16) for T in (Tq, Tk, Tk)]
+    fast = kernels.faster(model_classics.alibi_attention, *inputs, pe.slopes.float())
+    assert fast is kernels.cpu.alibi_attention
+    if Tk <= 1024:
+        assert fast(*inputs, pe.slopes.float()) is None
+        return
+    given = {fast: pe.slopes.float()}
+    same_as(literal_of(model_classics), fast, inputs,
+            wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
+
+
+@pytest.mark.parametrize("Tq, Tk", [(1, 1), (2, 2), (64, 64), (65, 65), (300, 300), (5, 300),
+                                    (100, 130)])
+@pytest.mark.parametrize("case", ["tra", "cope key P=3", "cope key P=64", "cope val P=5",
+                                  "cope sep P=3"])
+def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
+    """
+    Its output; gradients of the plain function, as the literal form has none in an empty row. In
+    float64, where scores hardly ever lie at a step.
+    """
+    module, _, args = example(case, Tq, Tk)
+    if case.startswith("cope val"):
+        args[-1] = args[2]
+    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
+    inputs = [x for x in args if x is not None]
+    dy = torch.randn_like(args[0])
+    got, want = (gradients(f, inputs, dy) for f in (fast, runs.plain_function(module)))
+    for a, b in zip(got, want):
+        close(a, b, 1e-12 * max(1, b.abs().max().item()))
+    close(got[0], module.literal(*args)[0], 1e-12)
+    with torch.no_grad():
+        assert torch.equal(fast(*inputs), got[0])
+
+
+@pytest.mark.parametrize("case", ["tra", "cope key P=5", "cope sep P=5"])
+def test_what_counts_on_a_cpu_keeps_to_the_past(case):
+    """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
+    module, _, args = example(case, 130, 130)
+    args = in_float32(args)
+    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
+    before = fast(*args)
+    for value in (1e4, 1e30, math.inf, math.nan):
+        changed = [x.clone() if torch.is_tensor(x) else x for x in args]
+        for x in changed:
+            if torch.is_tensor(x) and x.dim() > 2:
+                x[:, :, 70:] = value
+        y = fast(*changed)
+        assert torch.equal(y[:, :, :64], before[:, :, :64])
+        if math.isfinite(value):
+            assert torch.equal(y[:, :, :70], before[:, :, :70])
+    assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast(*args) is None
+
+
+def test_what_counts_on_a_cpu_keeps_nothing_when_evaluating(monkeypatch):
+    """A table is a parameter, which wants a gradient: not while there are none."""
+    _, _, args = example("cope key P=5")
+    args[3].requires_grad_()
+    cope, kept = kernels.cpu_count.CoPE, []
+    forward = cope.forward
+
+    def noted(ctx, *args):
+        y = forward(ctx, *args)
+        kept.append(len(ctx.to_save))
+        return y
+    monkeypatch.setattr(cope, "forward", staticmethod(noted))
+    kernels.cpu_count.cope_attention(*args)
+    with torch.no_grad():
+        kernels.cpu_count.cope_attention(*args)
+    assert kept == [10, 5]  # one block of rows; the inputs alone
+
+
+def test_what_the_cpus_way_leaves_to_the_plain_function():
+    q, k, v, S, g, _ = example("cable")[2]
+    cable = kernels.cpu.cable_attention
+    close(cable(q, k, v, S, g), model_cable.literal(q, k, v, S, g)[0], 1e-11)
+    assert cable(q[:, :, -5:], k, v, S, g[:, :, -5:]) is None
+    assert cable(*(x.bfloat16() for x in (q, k, v)), S, g) is None
+    assert cable(q, k, v, S, g, "outside") is None and cable(q, k, v, S, g, "inside") is None
+    with torch.autocast("cpu", torch.bfloat16):  # it would round S
+        assert cable(*(x.float() for x in (q, k, v, S, g))) is None
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("rates, sign, weight", [
+    ((0.0, 0.0), 1, 1), ((30.0, 3.0), 1, 1), ((2.0, 1.0), 1, 1), ((0.05, 0.01), -1, 1),
+    ((0.05, 0.01), 1, -1)], ids=["none", "huge", "most", "backwards", "growing"])
+def test_dropping_what_has_decayed_changes_nothing(rates, sign, weight, monkeypatch):
+    """
+    Outputs to 1e-6, gradients to 1e-5 of their largest value; sequences of different decay in one
+    batch; and steps or weights below 0, which a fork may have, are no reason to drop.
+    """
+    inputs = separable_inputs(2, 1430, 1430, rates=rates)
+    inputs[3][1] *= 0.2
+    inputs[4] *= weight
+
+    def wrap(f):
+        return lambda q, k, v, step, g: f(q, k, v, sign * step.abs().cumsum(-1), g)
+    dy = torch.randn(inputs[0].shape)
+    dropped = gradients(wrap(kernels.cpu.cable_attention), inputs, dy)
+    monkeypatch.setattr(kernels.cpu.Blocks, "first_keys", nothing_dropped)
+    whole = gradients(wrap(kernels.cpu.cable_attention), inputs, dy)
+    close(dropped[0], whole[0], 1e-6 * max(1, whole[0].abs().max().item()))
+    for a, b in zip(dropped[1:], whole[1:]):
+        close(a, b, 1e-5 * max(1, b.abs().max().item()))
+    close(dropped[0], wrap(model_cable.cable_attention)(*inputs), 2e-5)
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+def test_what_may_matter_is_not_dropped():
+    """A far key that outweighs its distance; a stretch of steps below 0; weights below 0."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 1500, 16)
+    step, g = torch.full((1, 2, 1500), 0.5), torch.ones(1, 2, 1500)
+    loud, seen = k.clone(), q.clone()
+    loud[..., 0], loud[:, :, 100, 0], seen[..., 0] = 0, 800, 8
+    back = step.clone()
+    back[:, :, 700:720] = -30
+    for args in ((seen, loud, v, step, g), (q, k, v, back, g), (q, k, v, step, -g)):
+        q_, k_, v_, step_, g_ = args
+        y = kernels.cpu.cable_attention(q_, k_, v_, step_.cumsum(-1), g_)
+        want = model_cable.literal(*(x.double() for x in (q_, k_, v_, step_.cumsum(-1), g_)))[0]
+        close(y, want, 1e-4)
+
+
+def nothing_dropped(self, lse):
+    return torch.zeros(lse.shape, dtype=torch.long)
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+def test_the_cpus_way_drops_much_where_much_has_decayed():
+    q, k, v, step, g = separable_inputs(1, 3000, 3000, rates=(3.0, 0.2, 0.0))
+    _, _, first = torch.ops.nanope.decaying(q, k, v, step.abs().cumsum(-1), g + 0.5)
+    fast, slow, still = first  # (blocks, 128), the first key of each row
+    starts = torch.arange(0, 3000, 128)
+    assert (fast.min(-1).values[2:] > starts[2:] - 128).all()  # within the block before
+    assert 0.05 < (starts - slow.float().mean(-1)).mean() / starts.float().mean() < 0.9
+    assert (still == -1).all()  # in one block
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("T", [37, 256, 700, 1024])
+def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
+    def output(q, k, v, step, g):
+        return kernels.cpu.cable_attention(q, k, v, step.abs().cumsum(-1), g)
+    inputs = separable_inputs(1, T, T)
+    for t in (1, T // 3, T - 1):
+        others = []
+        for x in inputs:
+            others.append(torch.cat((x[:, :, :t], x[:, :, t:] + 1e3 * torch.rand(1)), 2))
+        assert torch.equal(output(*others)[:, :, :t], output(*inputs)[:, :, :t])
+        assert not torch.equal(output(*others)[:, :, t:], output(*inputs)[:, :, t:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("name", ["cable", "fox"])
+def test_greedy_text_is_the_same_without_what_has_decayed(name, monkeypatch):
+    """From a long prompt, in pieces, and past where its first keys matter."""
+    model = make(name, n_layer=1, n_embd=32)
+    idx = torch.randint(0, 61, (1, 1500))
+    texts = []
+    for enabled in (True, False):
+        monkeypatch.setattr(kernels, "enabled", enabled)
+        with torch.no_grad():
+            texts.append(torch.cat(list(sample.generate(model, idx, 40, temperature=0)), 1))
+    assert torch.equal(*texts)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+@pytest.mark.parametrize("T", [300, 1100])
+def test_the_cpus_way_is_an_operator_like_torchs_own(T):
+    inputs = separable_inputs(1, T, T, d=8)
+    inputs[3] = inputs[3].abs().cumsum(-1)
+    torch.library.opcheck(torch.ops.nanope.decaying.default,
+                          tuple(x.requires_grad_() for x in inputs))
+
+
+@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
+def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):
+    """The bound made wrong on purpose: it is compared at this length, with steps that decay."""
+    def careless(self, lse):
+        return self.starts[:, None].expand(lse.shape) - torch.zeros(lse.shape, dtype=torch.long)
+    monkeypatch.setattr(kernels.cpu.Blocks, "first_keys", careless)
+    monkeypatch.setattr(kernels, "compared", {})
+    q, k, v, step, g = separable_inputs(1, 1300, 1300)
+    args = q, k, v, step.abs().cumsum(-1), g
+    close(kernels.attend(model_cable.cable_attention, *args),
+          model_cable.cable_attention(*args), 0)
+    assert "model_cable.cable_attention runs as it is written" in capsys.readouterr().err
+
+
+def test_every_model_file_runs_alone(tmp_path):
+    for path in MODEL_FILES:
+        shutil.copy(path, tmp_path)
+    code = """if True:
+        import importlib, pathlib, torch
+        for path in sorted(pathlib.Path(".").glob("model_*.py")):
+            m = importlib.import_module(path.stem)
+            y = m.GPT(m.GPTConfig(n_layer=1))(torch.zeros(1, 9, dtype=torch.long))[0]
+            print(path.stem, *y.shape)"""
+    wanted = [f"{path.stem} 1 9 {8195 if path.stem == 'model_bert' else 257}"
+              for path in MODEL_FILES]
+    assert python(code, tmp_path).splitlines() == wanted

@@ -1,0 +1,434 @@
+"""Triton's kernels: in its interpreter (asked for before Triton's import), on CUDA, compiled."""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import kernels
+import model_cable
+import model_classics
+import model_cope
+import model_fox
+import runs
+from model_classics import attention
+from model_tra import tra_attention
+from tests.examples import encoding, example
+from tests.helpers import (
+    CUDA,
+    DEVICE,
+    FORKED,
+    INTERPRET,
+    ROOT,
+    SMALL,
+    WAYS,
+    close,
+    gradients,
+    heads,
+    literal_of,
+    make,
+    needs_triton,
+    python,
+    same_as,
+    steps_of,
+    summed,
+    with_gradients,
+)
+
+with_kernels = pytest.mark.skipif(
+    not (INTERPRET or CUDA), reason="needs TRITON_INTERPRET=1 and Triton, or a GPU")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET, reason="runs those")
+@pytest.mark.parametrize("group", ["kernel", "too"])
+def test_in_tritons_interpreter(group):
+    """Runs every test named interpreted_kernel, or interpreted_too, in a process of its own."""
+    env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml",
+         "-n", "0", "--durations=5", *map(str, sorted((ROOT / "tests").glob("test_[kf]*.py"))),
+         "-k", f"interpreted_{group}"],
+        env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and int(passed[1]) >= 30, done.stdout + done.stderr
+    assert "skipped" not in done.stdout, done.stdout
+
+
+@with_kernels
+@pytest.mark.parametrize("Tq, Tk, d, weight, log_kernel", [
+    (1, 1, 16, True, ""), (7, 7, 64, False, ""), (65, 65, 24, True, "outside"),
+    (150, 150, 64, True, ""), (2, 70, 80, True, ""), (33, 130, 64, True, ""),
+    (30, 110, 16, False, "outside"), (70, 70, 128, True, "outside")])
+def test_interpreted_kernel_cable(Tq, Tk, d, weight, log_kernel):
+    torch.manual_seed(0)
+    H = 2 if Tk < 70 else 1
+    inputs = [*(heads(1, H, T, d) for T in (Tq, Tk, Tk)), steps_of(1, H, Tk)]
+    if weight:
+        inputs.append(F.softplus(torch.randn(1, H, Tq)))
+    fast = kernels.separable.cable_attention
+    same_as(literal_of(model_cable), fast, inputs, wrap=summed(log_kernel))
+
+
+@with_kernels
+@pytest.mark.parametrize("scale", [0, 30])
+def test_interpreted_kernel_no_steps_and_huge_steps(scale):
+    torch.manual_seed(0)
+    S = (steps_of(1, 1, 130).abs() * scale).cumsum(-1)
+    inputs = [*(heads(1, 1, 130, 16) for _ in range(3)), S, F.softplus(torch.randn(1, 1, 130))]
+    tolerance = 1e-5 * max(1, scale)  # the gradient of g is a sum of S_i - S_j
+    same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs, tolerance)
+
+
+@with_kernels
+@pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
+def test_interpreted_kernel_fox(Tq, Tk):
+    torch.manual_seed(0)
+
+    def wrap(f):
+        return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
+    inputs = [*(heads(2, 1, T, 32) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
+    same_as(literal_of(model_fox), kernels.separable.fox_attention, inputs, wrap=wrap)
+
+
+@with_kernels
+@pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
+def test_interpreted_kernel_alibi(Tq, Tk):
+    torch.manual_seed(0)
+    pe, fast = encoding("alibi"), kernels.ON_GPU["alibi_attention"]
+    inputs = [heads(2, 3, T, 32) for T in (Tq, Tk, Tk)]
+    given = {fast: pe.slopes.to(DEVICE)}
+    same_as(literal_of(model_classics), fast, inputs,
+            wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
+    arguments = [x.to(DEVICE) for x in (*inputs, pe.slopes.float())]
+    assert kernels.faster(model_classics.alibi_attention, *arguments) is fast
+
+
+@with_kernels
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("log_kernel", ["", "outside"])
+def test_interpreted_kernel_half_precision(dtype, tolerance, log_kernel):
+    torch.manual_seed(0)
+    S, g = steps_of(1, 2, 150).abs().cumsum(-1), F.softplus(torch.randn(1, 2, 150))
+    inputs = [*(heads(1, 2, 150, 64, dtype) for _ in range(3)), S, g]
+    same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs, tolerance,
+                    wrap=lambda f: lambda *args: f(*args, log_kernel))
+
+
+@with_kernels
+def test_interpreted_kernel_a_row_moves_no_total():
+    """
+    Softmax ignores what is the same along a row, so the gradients of S sum to 0: in bfloat16 this
+    needs the row part of dS.
+    """
+    torch.manual_seed(0)
+    S = steps_of(1, 2, 300).abs().cumsum(-1).to(DEVICE).requires_grad_()
+    q, k, v = (heads(1, 2, 300, 16, torch.bfloat16).to(DEVICE) for _ in range(3))
+    g = F.softplus(torch.randn(1, 2, 300)).to(DEVICE)
+    kernels.separable.cable_attention(q, k, v, S, g).backward(torch.randn_like(q))
+    assert S.grad.sum(-1).abs().max() < 1e-4 < S.grad.abs().max()
+
+
+@with_kernels
+def test_interpreted_kernel_strides_and_repeats():
+    torch.manual_seed(0)
+    S, g = steps_of(1, 2, 40).relu().cumsum(-1), F.softplus(torch.randn(1, 2, 40))
+    inputs = [x.to(DEVICE) for x in (*(heads(1, 2, 40, 16) for _ in range(3)), S, g)]
+    strange = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in inputs]
+    dy = torch.ones((), device=DEVICE).expand(1, 2, 40, 16)  # one number, as from y.sum()
+    fast = kernels.separable.cable_attention
+    for a, b in zip(gradients(fast, inputs, dy), gradients(fast, strange, dy.contiguous())):
+        assert torch.equal(a, b)
+
+
+HALF = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+@with_kernels
+@pytest.mark.parametrize("B, H, Tq, Tk, d, P, gates, shift, dtype", [
+    (2, 1, 1, 1, 16, 8, "key", 0, torch.float32),
+    (1, 2, 65, 65, 24, 8, "key", 0, torch.float32),     # band and tail
+    (1, 1, 70, 70, 16, 64, "key", -3, torch.float32),   # gates near 0: all band
+    (1, 1, 70, 70, 16, 4, "key", 3, torch.float32),     # gates near 1: hardly any
+    (1, 1, 40, 40, 16, 1, "key", 0, torch.float32),     # a table of one
+    (1, 1, 33, 70, 80, 16, "val", 0, torch.float32),    # gates from v: gradients add up
+    (1, 1, 7, 50, 128, 8, "sep", 0, torch.float32),
+    (1, 1, 80, 150, 64, 8, "key", 0, torch.float16),
+    (1, 1, 70, 140, 64, 8, "sep", 0, torch.bfloat16)])
+def test_interpreted_kernel_cope(B, H, Tq, Tk, d, P, gates, shift, dtype):
+    torch.manual_seed(0)
+    q, k, v = (heads(B, H, T, d) for T in (Tq, Tk, Tk))
+    q[..., 0], k[..., 0] = 1, shift * d**0.5  # q . k / sqrt(d) is shifted
+    inputs = [q, k, v, 0.1 * torch.randn(d, P)]
+    if gates == "sep":
+        inputs.append(heads(B, H, Tk, d))
+
+    def wrap(f):
+        return (lambda q, k, v, e: f(q, k, v, e, v)) if gates == "val" else f
+    same_as(literal_of(model_cope), kernels.cope.cope_attention, [x.to(dtype) for x in inputs],
+                    HALF[dtype], wrap)
+
+
+@with_kernels
+@pytest.mark.parametrize("B, H, Tq, Tk, d, bias, dead, stops, dtype", [
+    (2, 1, 1, 1, 16, 0, False, False, torch.float32),
+    (1, 2, 65, 65, 24, 5, True, False, torch.float32),      # dead rows; long memory
+    (1, 1, 33, 257, 128, -3, False, True, torch.float32),   # short memory: far keys are not read
+    (1, 1, 150, 150, 64, -3, False, True, torch.float16),
+    (1, 1, 70, 140, 64, 2, True, False, torch.bfloat16)])
+def test_interpreted_kernel_tra(B, H, Tq, Tk, d, bias, dead, stops, dtype):
+    torch.manual_seed(0)
+    q, k, v = (heads(B, H, T, d) for T in (Tq, Tk, Tk))
+    if dead:  # every third row has no survivor
+        k, q[:, :, ::3] = k.abs(), -q[:, :, ::3].abs()
+    log_decay = F.logsigmoid(torch.randn(B, H, Tq) + bias)
+    inputs = [*(x.to(dtype) for x in (q, k, v)), log_decay]
+    # the literal form's gradient is 0 / 0 where no key survives
+    same_as(tra_attention, kernels.tra.tra_attention, inputs, HALF[dtype])
+    y, _, limit = torch.ops.nanope.tra(*(x.contiguous().to(DEVICE) for x in inputs))
+    assert (limit.amax() > 0) == stops
+    assert not dead or (y[:, :, ::3] == 0).all()
+
+
+@with_kernels
+def test_interpreted_kernel_tra_whose_decay_grows():
+    """A fork may drop logsigmoid: far keys weigh more then, and none may be left out."""
+    torch.manual_seed(0)
+    q, k, v = (heads(1, 1, T, 16) for T in (20, 400, 400))
+    log_decay = torch.rand(1, 1, 20) / 10
+    same_as(tra_attention, kernels.tra.tra_attention, [q, k, v, log_decay], 1e-4)
+    assert not torch.ops.nanope.tra(*(x.to(DEVICE) for x in (q, k, v, log_decay)))[2].any()
+
+
+@with_kernels
+def test_interpreted_kernel_operators_and_checkpointing():
+    """Whole operators to torch.compile; their backward runs after a checkpoint."""
+    torch.manual_seed(0)
+    q, k, v = (heads(1, 1, 17, 16).contiguous().to(DEVICE).requires_grad_() for _ in range(3))
+    log_decay = F.logsigmoid(torch.randn(1, 1, 17)).to(DEVICE).requires_grad_()
+    S = steps_of(1, 1, 17).relu().cumsum(-1).to(DEVICE).requires_grad_()
+    z = torch.randn(1, 1, 17, 4).to(DEVICE).requires_grad_()
+    g = torch.ones_like(S, requires_grad=True)
+    table = torch.randn(16, 4).to(DEVICE)
+    for f, last in ((kernels.cope.cope_attention, table), (kernels.tra.tra_attention, log_decay)):
+        q.grad = None
+        checkpoint(f, q, k, v, last, use_reentrant=False).sum().backward()
+        assert q.grad.abs().max() > 0
+    ops = torch.ops.nanope
+    torch.library.opcheck(ops.cope.default, (q, k, v, z, None))
+    torch.library.opcheck(ops.tra.default, (q, k, v, log_decay))
+    torch.library.opcheck(ops.separable.default, (q, k, v, S, g, False))
+
+
+@with_kernels
+@pytest.mark.parametrize("case, most", [
+    ("cable", 2), ("fox", 2), ("tra", 2), ("cope key P=5", 2), ("cope sep P=64", 4)])
+def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
+    """
+    Output and gradients in float32: the root mean square of the error against float64 is at most
+    twice that of the plain function in float32. (Four times where CoPE counts to 63: on a CPU
+    torch.cumsum adds float32 numbers in float64, which a GPU does not.)
+    """
+    module, _, args = example(case, Tq=150, Tk=150, B=1, H=1, d=24)
+    inputs = [x for x in args if torch.is_tensor(x)]
+    dy = torch.randn(1, 1, 150, 24)
+    plain = runs.plain_function(module)
+    truth = gradients(plain, inputs, dy.double())
+
+    def error(f):
+        squares = []
+        got = gradients(f, [x.float().to(DEVICE) for x in inputs], dy.to(DEVICE))
+        for a, b in zip(got, truth):
+            squares.append(((a.cpu() - b) ** 2).mean() / (b ** 2).mean())
+        return sum(squares) ** 0.5
+    assert 0 < error(WAYS[plain.__name__]) <= most * error(plain)
+
+
+@with_kernels
+def test_interpreted_kernel_bands_and_tails():
+    """Where the carries of the layout that common.bands draws lie, and where the tails begin."""
+    limit = torch.tensor([[0, 0, 0, 2, 4, 6]]).repeat_interleave(2, 1)[None]  # 6 blocks of 2 rows
+    first, last, start, total = kernels.common.bands(limit, 12, 2, 2)
+    assert first.tolist() == [[0, 0, 0, 1, 2, 3]]
+    assert last.tolist() == [[2, 3, 4, 5, 5, 5]] and total == 1 + 2 + 3 + 3 + 3 + 3
+    assert (start + first).tolist() == [[0, 1, 3, 6, 9, 12]]
+    tails = kernels.cope.tails(limit, 12, dict(BM=2, BN=2))
+    assert tails.tolist() == [[3, 4, 5, 6, 6, 6]]  # 6: no block has a tail there
+    ragged = kernels.cope.tails(limit[:, :, :5], 12, dict(BM=4, BN=4))
+    assert ragged.tolist() == [[2, 2, 2]]
+
+
+@with_kernels
+def test_interpreted_kernel_operators_want_memory_without_gaps():
+    x = torch.randn(1, 1, 16, 17, device=DEVICE)[..., :16]
+    y, row = x.contiguous(), torch.zeros(1, 1, 16, device=DEVICE)
+    for bad in ((x, y, y), (y, x, y), (y, y, x)):
+        with pytest.raises(AssertionError, match="contiguous"):
+            torch.ops.nanope.tra(*bad, row)
+        with pytest.raises(AssertionError, match="contiguous"):
+            torch.ops.nanope.cope(*bad, y, None)
+    with pytest.raises(AssertionError, match="contiguous"):
+        torch.ops.nanope.separable(y, y, y, row.repeat(1, 1, 2)[..., ::2], row, False)
+    with pytest.raises(AssertionError, match="by 1"):
+        torch.ops.nanope.separable(y.transpose(2, 3), y, y, row, row, False)
+
+
+@needs_triton
+def test_no_cuda_graph_of_an_operator_that_waits():
+    for op in (torch.ops.nanope.cope_backward, torch.ops.nanope.tra_backward):
+        assert torch.Tag.cudagraph_unsafe in op.default.tags
+
+
+@needs_triton
+def test_no_kernel_on_rocm(monkeypatch):
+    """Its devices call themselves cuda, with a capability of 9."""
+    cuda = torch.device("cuda", 0)
+    q = types.SimpleNamespace(dtype=torch.float32, device=cuda, size=lambda _: 64)
+    monkeypatch.setattr(kernels, "capability", lambda index: 9)
+    assert kernels.why_no_triton(q) == ""
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert kernels.why_no_triton(q) == "ROCm"
+
+
+FASTER = ["cable", "cable_nw", "k_cable", "fox", "cope_val", "cope_sep", "tra"]
+
+
+@pytest.mark.parametrize("name", FASTER)
+def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
+    """It is called, and changes neither logits nor gradients; nothing is said."""
+    model, idx = make(name, **SMALL).to(DEVICE), torch.randint(0, 61, (1, 30)).to(DEVICE)
+    plain, called = runs.plain_function(runs.attention_module(model)), []
+    fast = WAYS.get(plain.__name__)
+
+    def counted(*args):
+        called.append(args)
+        return fast(*args)
+    if fast:
+        monkeypatch.setitem(WAYS, plain.__name__, counted)
+    monkeypatch.setattr(kernels, "enabled", True)
+    got = with_gradients(model, idx)
+    called.clear()
+    model(idx)
+    assert len(called) == bool(fast)
+    monkeypatch.setattr(kernels, "enabled", False)
+    for a, b in zip(got, with_gradients(model, idx)):
+        close(a, b, 1e-4)
+    model(idx)
+    assert len(called) == bool(fast) and capsys.readouterr().err == ""
+
+
+@with_kernels
+def test_interpreted_kernel_why_not(monkeypatch):
+    q = torch.zeros(1, 1, 4, 64, device=DEVICE)
+    rest = torch.zeros(1, 1, 4, device=DEVICE)
+    assert kernels.why_no_triton(q) == ""
+    assert kernels.faster(tra_attention, q, q, q, rest) is kernels.tra.tra_attention
+    last = q[:, :, :1], q, q, rest[:, :, :1]
+    assert kernels.faster(tra_attention, *last) is None  # one query of cached decoding
+    assert kernels.faster(attention, q, q, q) is None    # nothing is known of it
+    assert kernels.why_no_triton(q.double()) == "float64"
+    head_12 = "head size 12 (the kernels take multiples of 8 from 16 to 128)"
+    assert kernels.why_no_triton(q[..., :12]) == head_12
+    assert kernels.why_no_triton(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
+    args = argparse.Namespace(device=DEVICE, dtype="float32", kernel="auto")
+    assert "attention by Triton kernel" in runs.setup(args)[2]
+    monkeypatch.setattr(kernels, "enabled", False)  # and afterwards as it was
+    args.kernel = "off"
+    assert "attention as the model file has it" in runs.setup(args)[2]
+
+
+@pytest.mark.parametrize("missing, way, words", [
+    ("triton", "cable_attention", "attention in PyTorch"),
+    ("kernels", "None", "attention as the model file has it")])
+def test_without_triton_and_without_kernels(missing, way, words):
+    """The plain functions run all the same, and a CPU keeps its way without Triton."""
+    code = f"""if True:
+        import argparse, sys
+        sys.modules["{missing}"] = None
+        import runs, torch
+        q, S = torch.randn(1, 4, 9, 16), torch.rand(1, 4, 9).cumsum(-1)
+        for name in ("cable", "tra", "cope"):
+            m = runs.make_model(dict(model=name, n_layer=1))
+            assert m(torch.zeros(1, 9, dtype=torch.long))[0].isfinite().all()
+        import model_cable
+        fast = runs.kernels and runs.kernels.faster(model_cable.cable_attention, q, q, q, S)
+        print(fast.__name__ if fast else None)
+        print(runs.kernels.why_no_triton(q) if runs.kernels else None)
+        print(runs.setup(argparse.Namespace(device="cpu", dtype="auto", kernel="auto"))[2])"""
+    lines = python(code, ROOT).splitlines()
+    assert lines[:2] == [way, "None" if way == "None" else "no Triton"]
+    assert lines[2].endswith(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FORKED if INTERPRET or CUDA else FORKED[:3])
+def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
+    """
+    torch.compile takes in the choice of the way, and gives the same numbers with gradients. (The
+    plain CoPE is more graphs than one: it stops counting where the gates are full.)
+    """
+    monkeypatch.setattr(kernels, "compared", {})
+    module, _, (q, k, v, *more) = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
+    plain = runs.plain_function(module)
+    more = [x for x in more if torch.is_tensor(x)]
+    inputs = [x.float().to(DEVICE) for x in (q, k, v, *more)]
+
+    def attend(*args):
+        return kernels.attend(plain, *args)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    wanted = gradients(attend, inputs, inputs[0])
+    for a, b in zip(wanted, gradients(compiled, inputs, inputs[0])):
+        close(a, b, 1e-6)
+    taken = {fast.__name__ for _, fast, *_ in kernels.compared}
+    way = WAYS.get(plain.__name__)
+    assert taken == ({way.__name__} if way else set())
+
+
+COMPILED = {(torch.bfloat16, 80): 200, (torch.bfloat16, 90): 60,
+            (torch.float32, 80): 40, (torch.float32, 90): 400}  # bytes that backward may spill
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
+@pytest.mark.parametrize("d", [16, 64, 128])
+@pytest.mark.parametrize("dtype, target", COMPILED)
+def test_what_the_machine_code_says(dtype, target, d):
+    """
+    No forward kernel spills, and backward little; nothing that uses wgmma is serialized (C7515);
+    every pipelined loop over tiles loads ahead. (cope_rows_band's is none: it has a loop of unknown
+    length inside.)
+    """
+    from kernels import report
+    shared = 99 if target == 80 else 227  # KB; 99 is what sm_86 and sm_89 have
+    jobs = list(report.jobs(d, dtype))
+    assert len(jobs) >= 5
+    for name, fn, constants in jobs:
+        found = report.of(fn, constants, target, dtype)
+        most = 0 if "forward" in name else COMPILED[dtype, target]
+        assert found["registers"] > 0 and not found["serialized"], (name, found)
+        assert found["spill_stores"] <= most, (name, found)
+        assert found["shared_bytes"] <= shared * 1024, (name, found)
+        pipelined = constants["num_stages"] > 1 and fn.__name__ != "cope_rows_band"
+        assert found["async_loads"] > 0 or not pipelined, (name, found)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
+def test_a_tile_of_tra_is_short():
+    """TRA's counting is a matrix product: with a scan these were 1163, 1131 and 1297."""
+    from kernels import report
+    most, seen = dict(tra_forward=960, tra_rows=840, tra_columns=830), set()
+    for name, fn, constants in report.jobs(64):
+        if name in most:
+            seen.add(name)
+            assert 400 < report.of(fn, constants, 90)["instructions"] <= 1.1 * most[name]
+    assert seen == most.keys()

@@ -1,0 +1,152 @@
+"""experiments: Post-Norm's minimal models."""
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from experiments import minimal
+from tests.helpers import close
+
+
+def gaps(model, n, lengths, sets=20):
+    """
+    -> {length: (gap of the last token, least and largest gap of the others, TVD)}: how far present
+    tokens are below absent ones.
+    """
+    draws = (torch.Generator().manual_seed(i) for i in range(sets))
+    tokens = torch.stack([torch.randperm(n, generator=g) for g in draws])
+    with torch.no_grad():
+        logits = model(tokens[:, :n - 1])
+    found = {}
+    for length in lengths:
+        here = logits[:, length - 1].gather(1, tokens)  # present tokens first
+        absent = here[:, length:]
+        close(absent - absent.mean(1, keepdim=True), torch.zeros_like(absent), 1e-9)
+        below = absent.mean(1, keepdim=True) - here[:, :length]
+        target = torch.cat((torch.zeros(length), torch.ones(n - length) / (n - length)))
+        last, others = below[:, -1], below[:, :-1]
+        distance = (here.softmax(-1) - target).abs().sum(1).mean() / 2
+        found[length] = last.min().item(), others.min().item(), others.max().item(), distance.item()
+    return found
+
+
+@pytest.mark.parametrize("n", [4, 10, 64])
+def test_the_hard_coded_model_has_the_theorems_gaps(n):
+    c = 3.0
+    for centred in (False, True):
+        model = minimal.hard_coded(n, c, centred=centred)
+        for length, (last, low, high, _) in gaps(model, n, range(2, n)).items():
+            assert last == pytest.approx(c * (1 + 1 / length), abs=1e-6)
+            assert (low, high) == pytest.approx((c / length, c / length), abs=1e-6)
+    model = minimal.hard_coded(n, c, "output", centred=True)
+    for length, (_, low, high, _) in gaps(model, n, range(2, n)).items():
+        want = c * math.sqrt(n * (n - 1) / (length * (n - length)))
+        assert (low, high) == pytest.approx((want, want), rel=1e-3)
+        assert want >= 2 * c * math.sqrt((n - 1) / n) - 1e-9
+
+
+def test_theorem_entry_has_the_specs_numbers():
+    found = minimal.theorem()["models"]
+    wanted = dict(none=((10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)),
+                  output=((10, 5.26, 3.48, 14.03), (0.001, 0.029, 0.0)))
+    for norm, (precision, tvd) in wanted.items():
+        m = found[norm]
+        assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(precision)
+        assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvd)
+        assert m["formula"] == pytest.approx(m["precision"], abs=1e-6 if norm == "none" else 1e-3)
+    for norm, at_32 in (("post", 0.96), ("pre_final", 2.64)):  # the controls, by their own formulas
+        m = found[norm]
+        assert m["formula"] == pytest.approx(m["precision"], abs=1e-6)
+        assert m["precision"][0] == pytest.approx(10)
+        assert m["precision"][30] == pytest.approx(at_32, abs=0.01)
+
+
+def test_theorem_4_2():
+    """
+    Dimensions are minimal; precision at length 2 carries over as 2C / l when b >= 0, and fails
+    with b < 0 (n = 10, g = 3, b = -.5, l = 6).
+    """
+    n = 10
+    model = minimal.hard_coded(n, 2.0)
+    B, D = model.E @ model.U, model.E @ model.W_V @ model.W_O @ model.U
+    assert torch.linalg.matrix_rank(B + D) >= n - 1 and torch.linalg.matrix_rank(D) >= n - 1
+    g, eye = torch.Generator().manual_seed(0), torch.eye(n, dtype=torch.float64)
+    for b in (0.7, -0.5):
+        r, s, delta = torch.randn(3, n, generator=g, dtype=torch.float64)
+        D = r[:, None] + delta - 3 * eye
+        B = s[:, None] - delta - b * eye
+        free = minimal.MinimalTransformer(n, n, 1, n, constant=True).double()
+        with torch.no_grad():  # E = I, U = I: B and D as they are
+            for name, w in dict(E=eye, U=eye, W_V=D, W_O=eye).items():
+                getattr(free, name).copy_(w)
+
+        def forward(idx, B=B, free=free):
+            return B[idx] + free.attend(free.E[idx])
+        found = gaps(forward, n, range(2, n))
+        for length, (last, low, high, _) in found.items():
+            assert last == pytest.approx(b + 3 / length, abs=1e-9)
+            assert (low, high) == pytest.approx((3 / length, 3 / length), abs=1e-9)
+        C = min(found[2][:2])
+        least = {length: min(last, low) for length, (last, low, *_) in found.items()}
+        assert all(y >= 2 * C / length - 1e-9 for length, y in least.items()) == (b >= 0)
+        if b < 0:
+            assert abs(found[6][0]) < 1e-9  # the gap is gone
+
+
+@pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])
+@pytest.mark.parametrize("constant", [True, False])
+def test_the_minimal_transformer_is_equation_3(norm, constant):
+    torch.manual_seed(0)
+    model = minimal.MinimalTransformer(7, 5, 2, 3, norm, constant).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))
+
+        def N(x, layer):
+            return x / (x.square().mean() + 1e-12).sqrt() * layer.weight
+
+        def weight(query, key):
+            return 1.0 if constant else math.exp((query @ model.W_Q) @ (key @ model.W_K))
+        tokens = [3, 1, 6, 0]
+        for t in range(4):
+            xs = [model.E[i] for i in tokens[:t + 1]]
+            if norm == "peri_init":
+                xs = [N(x, model.first) for x in xs]
+            seen = xs
+            if norm in ("pre", "pre_final", "peri", "peri_init"):
+                seen = [N(x, model.before) for x in xs]
+            a = [weight(seen[-1], x) for x in seen]
+            y = sum(w / sum(a) * (x @ model.W_V @ model.W_O) for w, x in zip(a, seen))
+            if norm in ("output", "peri", "peri_init"):
+                y = N(y, model.after)
+            x = N(xs[-1] + y, model.after) if norm == "post" else xs[-1] + y
+            x = N(x, model.last) if norm in ("pre_final", "peri", "peri_init") else x
+            close(model(torch.tensor([tokens]))[0, t], x @ model.U, 1e-10)
+
+
+def test_minimal_models_say_what_is_wrong():
+    with pytest.raises(ValueError, match="norm='final' is not one of none, pre, pre_final, outp"):
+        minimal.MinimalTransformer(7, 5, norm="final")
+    for shape in (dict(n=1, d=5), dict(n=7, d=0), dict(n=7, d=5, d_k=0)):
+        with pytest.raises(ValueError, match="needs n >= 2 tokens and d, d_k, d_v >= 1"):
+            minimal.MinimalTransformer(**shape)
+    with pytest.raises(ValueError, match="norm='final' is not one of none, pre, post, peri"):
+        minimal.MaxRetrieval("final")
+
+
+@pytest.mark.parametrize("norm", ["none", "pre", "post", "peri"])
+def test_max_retrieval_ignores_padding_and_order(norm):
+    torch.manual_seed(0)
+    model = minimal.MaxRetrieval(norm)
+    x = torch.cat((torch.rand(3, 9, 1), F.one_hot(torch.randint(0, 10, (3, 9)), 10)), -1)
+    padded = torch.cat((x, torch.full((3, 4, 11), -1.0)), 1)
+    with torch.no_grad():
+        h = model.before(model.enter(x))
+        a = torch.exp(h @ model.q)
+        z = (a[..., None] * h).sum(1) / a.sum(1, keepdim=True)
+        want = model.leave(model.after(z))
+        for got in (model(x), model(padded), model(x[:, torch.randperm(9)])):
+            close(got, want, 1e-5)
+    assert isinstance(model.before, torch.nn.RMSNorm) == (norm in ("pre", "peri"))
+    assert isinstance(model.after, torch.nn.RMSNorm) == (norm in ("post", "peri"))

@@ -1,0 +1,457 @@
+"""The synthetic tasks: every one by its rules."""
+import contextlib
+import math
+import re
+import time
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import data
+import data.counting
+import data.dyck
+import data.flipflop
+import data.max_retrieval
+import data.recall
+import data.selective_copy
+import data.set_complement
+import data.tomita
+import eval as evaluation
+import runs
+from tests.helpers import close, rng
+
+
+@pytest.mark.parametrize("split, reads", [
+    ("train", 26), ("iid", 26), ("sparse", 3.5), ("dense", 115)])
+def test_flip_flop_reads_repeat_the_last_write(split, reads):
+    task = data.flipflop.Task(block_size=512)
+    x, y = task.batch(split, 400, rng())
+    assert x.shape == y.shape == (400, 511) and x.dtype == y.dtype == np.int64
+    for row, target in zip(x[:100], y):
+        text, memory = "".join(task.show(row)), None
+        assert text[0] == "w" and text[-1] == "r" and re.fullmatch("([wri][01])*r", text)
+        for t in range(0, 511, 2):
+            if text[t] == "w":
+                memory = text[t + 1]
+            if text[t] == "r":
+                assert "01"[target[t] - 3] == memory
+                assert t + 1 == 511 or text[t + 1] == memory
+            else:
+                assert target[t] == -1
+        assert (target[1::2] == -1).all()
+    # the paper's mean reads in a string
+    assert (y != -1).sum(1).mean() == pytest.approx(reads, rel=0.06)
+    others = x[:, 2:510:2]
+    p = dict(train=0.8, iid=0.8, sparse=0.98, dense=0.1)[split]
+    assert (others == 2).mean() == pytest.approx(p, abs=0.01)
+    assert (others == 0).mean() == pytest.approx((1 - p) / 2, abs=0.01)
+    assert x[:, 1::2].mean() == pytest.approx(3.5, abs=0.02)
+
+
+@pytest.mark.parametrize("split, blanks", [
+    ("train", 16), ("iid", 16), ("dense", 8), ("sparse", 32)])
+def test_selective_copy_without_blanks_is_the_output(split, blanks):
+    task = data.selective_copy.Task(block_size=65)
+    x, y = task.batch(split, 300, rng())
+    assert x.shape == y.shape == (300, 32 + blanks)
+    for row, target in zip(x, y):
+        said, out = row[:16 + blanks], target[target != -1]
+        assert (said == 0).sum() == blanks and said[said != 0].tolist() == out.tolist()
+        assert row[16 + blanks] == 1 and row[17 + blanks:].tolist() == out[:-1].tolist()
+        assert (target[:16 + blanks] == -1).all() and len(out) == 16
+    symbols, counts = np.unique(y, return_counts=True)
+    assert symbols.tolist() == [-1, *range(2, 16)]
+    assert (abs(counts[1:] / 4800 - 1 / 14) < 0.02).all()  # all alike
+    assert (x[:, :16 + blanks] == 0).mean(0).std() < 0.06  # blanks are anywhere
+
+
+def recalled(words):
+    """
+    A recall string, answered by a reader that knows nothing of how it was written -> the pair asked
+    for, and how many tokens it is back. Asserts the rules.
+    """
+    *said, key = words
+    pairs = {word[0]: word for word in said if word != "."}
+    assert len(pairs) == sum(word != "." for word in said) == 8 and re.fullmatch("[a-p]", key)
+    assert all(re.fullmatch("[a-p][0-7]", pair) for pair in pairs.values())
+    return pairs[key], len(said) - said.index(pairs[key])
+
+
+@pytest.mark.parametrize("T", [9, 64, 256])
+def test_recall_is_what_was_said_about_the_key(T):
+    task = data.recall.Task(block_size=T)
+    x, y = task.batch("iid", 2000, rng())
+    assert x.shape == y.shape == (2000, T) and x.dtype == y.dtype == np.int64
+    assert (y[:, :-1] == -1).all()
+    far = task.distance(*map(torch.from_numpy, (x, y)))
+    distances = []
+    for row, target, d in zip(x, y, far):
+        pair, distance = recalled(task.show(row))
+        assert task.show(target[-1:]) == [pair] and distance == d
+        distances.append(distance)
+    # keys, values and places are drawn alike; a pair may be anywhere but at the question
+    assert min(distances) == 1 and max(distances) >= 0.95 * (T - 1)
+    assert np.mean(distances) == pytest.approx(T / 2, rel=0.05)
+    assert np.bincount(x[:, -1])[1:].std() < 20 and np.bincount(y[:, -1])[17:].min() > 2
+    assert (x[:, :-1] != 0).mean(0).std() < 0.05
+
+
+def interpret(words):
+    """
+    A counting program, run by a reader that knows nothing of how it was written -> the answer, and
+    how many operations there are. Asserts the rules.
+    """
+    value, words, ops = {}, list(words), 0
+    while words[0] != "print":
+        ops += 1
+        if words[0] == "pass":
+            assert words[1] == ";"
+            words = words[2:]
+        elif words[1] == "++":
+            assert words[2] == ";" and value[words[0]] < 10
+            value[words[0]] += 1
+            words = words[3:]
+        else:
+            assert words[1:4] == ["=", "0", ";"]
+            value[words[0]] = 0
+            words = words[4:]
+    assert len(words) == 2
+    return value[words[1]], ops
+
+
+def test_perplexity_is_e_to_the_mean_loss():
+    row, losses = dict(eval_seconds={}), np.log(np.arange(1.0, 33))
+    run = types.SimpleNamespace(model=None, name="run")
+    evaluation.length_row(row, "strided", lambda *a, **k: losses, run, np.zeros(33), [8, 16], 0,
+                          "cpu", None)
+    want = math.factorial(32)**(1 / 32)  # the geometric mean
+    assert row["strided"] == pytest.approx({8: want, 16: want})
+
+
+def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
+    task, seen = data.recall.Task(block_size=64), []
+
+    def noted(x):
+        seen.append(x)
+        return torch.zeros(*x.shape, task.vocab_size), None
+    number = 2 * evaluation.CHUNK
+    evaluation.task_scores(noted, task, "iid", number, 1, "cpu", contextlib.nullcontext())
+    rows = torch.cat(seen)
+    assert len(rows) == number == len(rows.unique(dim=0))
+
+
+def test_scores_by_distance_are_in_powers_of_two():
+    """A model that reads the last 16 tokens alone; how many strings ask for what is farther."""
+    task = data.recall.Task(block_size=64)
+
+    def near(x):
+        y = torch.full_like(x, -1)
+        key = x[:, -1:]
+        of_key = (x > 16) & ((x - 1) % 16 == key - 1)
+        of_key[:, :-17] = False
+        y[:, -1] = (x * of_key).amax(1)
+        return F.one_hot(y.clamp(min=0), task.vocab_size).float(), None
+    scores, _, groups = evaluation.task_scores(near, task, "iid", 700, 1, "cpu",
+                                               contextlib.nullcontext())
+    found = groups["by_distance"]
+    assert list(found) == [1, 2, 4, 8, 16, 32] and sum(n for n, _ in found.values()) == 700
+    rates = [rate for _, rate in found.values()]
+    assert rates[:4] == [1, 1, 1, 1] and 0 < rates[4] < 0.2 and rates[5] == 0
+    total = sum(n * rate for n, rate in found.values()) / 700
+    assert scores["accuracy"]["value"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("split", ["train", "iid", "pass100", "pass10"])
+def test_counting_programs_replayed(split, n):
+    task = data.counting.Task(vars=n, max_ops=40, block_size=162, n_train=300)
+    x, y = task.batch(split, 300, rng())
+    assert x.shape == y.shape == (300, 162) and x.dtype == np.int64
+    lengths, names, passes = [], set(), 0
+    for row, target in zip(x, y):
+        words = [w for w in task.show(row) if w]
+        end = len(words) - 1
+        assert (row[end + 1:] == 21).all() and (target != -1).nonzero()[0].tolist() == [end]
+        answer, ops = interpret(words)
+        assert target[end] - 10 == answer
+        lengths.append(ops)
+        passes += words.count("pass")
+        names |= set(words) & set("abcde")
+    assert min(lengths) < 6 and max(lengths) == 40 and names == set("abcde"[:n])
+    assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
+    share = dict(train=0.887, iid=0.887, pass100=0.92, pass10=0.672)[split]
+    assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
+    # the same programs, their beginnings cut off
+    short = data.counting.Task(vars=n, max_ops=40, block_size=20, n_train=300)
+    sx, sy = short.batch(split, 300, rng())
+    for row, cut, target, cut_target in zip(x, sx, y, sy):
+        whole = row[:(row != 21).sum()][-20:]
+        assert cut[:len(whole)].tolist() == whole.tolist()
+        assert cut_target.max() == target.max()
+
+
+def test_counting_asks_for_any_variable_that_is_set():
+    task = data.counting.Task(vars=3, max_ops=40, block_size=162, n_train=2000)
+    asked = []
+    for row in task.batch("iid", 2000, rng())[0]:
+        words = [w for w in task.show(row) if w]
+        known = sorted(set(words[:-1]) & set("abc"))
+        if len(known) == 2:
+            asked.append(known.index(words[-1]))
+    assert len(asked) > 200 and 0.4 < np.mean(asked) < 0.6
+
+
+def test_counting_in_the_tokens_of_the_authors_release():
+    """The same programs: `pass;` is one token, `a ++;` two, and fewer programs are cut."""
+    plain, joined = (data.counting.Task(vars=3, max_ops=40, block_size=162, n_train=200, joined=j)
+                     for j in (False, True))
+    (x, y), (jx, jy) = (task.batch("iid", 200, rng()) for task in (plain, joined))
+    for row, short, target, other in zip(x, jx, y, jy):
+        words, fewer = plain.show(row), [w for w in joined.show(short) if w]
+        apart = " ".join(fewer).replace(";", " ;").replace("  ", " ").split()
+        assert [w for w in words if w] == apart and target.max() == other.max()
+        assert (other != -1).nonzero()[0].tolist() == [len(fewer) - 1]
+        assert fewer.count(";") == fewer.count("=")
+    paper = data.counting.Task.defaults["paper"]
+    cut = []
+    for j in (False, True):
+        task = data.counting.Task(block_size=512, max_ops=512, joined=j)
+        x, y = task.programs(2000, 50, rng())
+        cut.append((y[:, -1] != -1).mean())
+    assert paper["joined"] and cut == pytest.approx([0.53, 0.127], abs=0.03)
+    assert paper["max_iters"] * paper["batch_size"] == 100 * data.counting.Task.n_train
+
+
+def draw_program(g, length, pass_weight):
+    """A counting program of two variables, as its docstring says it -> [(what, variable)]."""
+    while True:
+        state, ops = [-1, -1], []
+        while len(ops) < length:
+            u, v = g.random() * (pass_weight + 8), int(g.random() < 0.5)
+            what = 0 if u < pass_weight else 1 if u < pass_weight + 1 else 2
+            if what == 0:
+                v = 0
+            elif what == 1:
+                state[v] = 0
+            else:
+                alive = [v for v in (0, 1) if state[v] >= 0]
+                v = alive[v % len(alive)] if alive else 0
+                if not -1 < state[v] < 10:
+                    continue
+                state[v] += 1
+            ops.append((what, v))
+        if any(what == 1 for what, _ in ops):
+            return ops
+
+
+@pytest.mark.parametrize("pass_weight", [50, 10])
+def test_counting_operations_have_their_weights(pass_weight):
+    """Lengths are uniform; operations are those of plain drawing and drawing again."""
+    task, count = data.counting.Task(vars=2, max_ops=30, n_train=0), 20000
+    kind, name, value = task.run(count, pass_weight, rng())
+    lengths = (kind >= 0).sum(1)
+    assert (value <= 10).all() and (value >= 0).any(1).all()
+    assert abs(chi_square(np.bincount(lengths - 3), np.ones(28) / 28)) < 4
+    g = rng(5)
+    plain = [draw_program(g, length, pass_weight) for length in g.integers(3, 31, 2000)]
+    for t in (0, 1, 2, 5, 12, 29):  # over programs that reach it: two samples of one distribution
+        reach = lengths > t
+        ours = np.bincount(kind[reach, t] * 2 + name[reach, t], minlength=6)
+        codes = [2 * ops[t][0] + ops[t][1] for ops in plain if len(ops) > t]
+        theirs = np.bincount(codes, minlength=6)
+        p = (ours + theirs) / (ours + theirs).sum()
+        error = np.sqrt(p * (1 - p) * (1 / ours.sum() + 1 / theirs.sum()))
+        differ = np.abs(ours / ours.sum() - theirs / theirs.sum())
+        assert (differ <= 4 * error + 1e-12).all(), t
+
+
+def test_training_programs_are_fixed_and_test_programs_new():
+    task = data.counting.Task(n_train=50)
+    seen = {tuple(row) for row in task.fixed[0]}
+    assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
+    assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
+    assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
+
+
+def chi_square(counts, p):
+    """How far counts are from p, in standard deviations of the chi-square statistic's own."""
+    keep = p > 0
+    assert counts[~keep].sum() == 0, "an illegal token was drawn"
+    expected = counts.sum() * p[keep]
+    statistic = ((counts[keep] - expected) ** 2 / expected).sum()
+    freedom = keep.sum() - 1
+    return (statistic - freedom) / math.sqrt(2 * max(freedom, 1))
+
+
+def test_set_complement():
+    task = data.set_complement.Task(n=9, block_size=3)
+    for split, T in (("train", 3), ("iid", 3), ("half", 4), ("full", 8)):
+        x, y = task.batch(split, 2000, rng())
+        assert x.shape == y.shape == (2000, T) and (x[:, 1:] == y[:, :-1]).all()
+        assert all(len({*a, b}) == T + 1 for a, b in zip(x, y[:, -1]))  # without repetition
+        p = task.target(torch.from_numpy(x))
+        for row, target in zip(x[:20], p):
+            for t in range(T):
+                want = np.ones(9)
+                want[row[:t + 1]] = 0
+                assert target[t].numpy() == pytest.approx(want / want.sum())
+    counts = np.bincount(task.batch("train", 20000, rng())[0][:, 0], minlength=9)
+    assert abs(chi_square(counts, np.ones(9) / 9)) < 4
+    # TVD: 0 for the target itself; a distribution that is uniform over all is too far spread
+    x, y = (torch.from_numpy(a) for a in task.batch("half", 5, rng()))
+    uniform = [1 / 9, 2 / 9, 3 / 9, 4 / 9]
+    for logits, want in ((task.target(x).log(), [0, 0, 0, 0]), (torch.zeros(5, 4, 9), uniform)):
+        scores = task.score(logits, x, y)
+        close(scores["tvd"][0], torch.full((5,), sum(want)), 1e-5)
+        close(scores["tvd_last"][0], torch.full((5,), want[-1]), 1e-5)
+        assert scores["tvd"][1].tolist() == [4] * 5
+
+
+@pytest.mark.parametrize("k, m", [(1, 1), (2, 3), (3, 2)])
+def test_dyck_strings_parse_and_have_their_distribution(k, m):
+    task = data.dyck.Task(block_size=24, k=k, m=m)
+    seen = {}
+    for split, T, n in (("train", 24, 2000), ("long", 96, 50)):
+        x, y = task.batch(split, n, rng())
+        assert x.shape == y.shape == (n, T) and (x[:, 0] == 0).all() and (x[:, 1:] >= 2).all()
+        p = task.target(torch.from_numpy(x)).numpy()
+        assert np.abs(p.sum(-1) - 1).max() < 1e-6
+        wants = np.array([dyck_distributions(row, k, m) for row in x])
+        assert np.abs(p - wants).max() < 1e-6
+        assert ((y[:, :-1] == x[:, 1:]) | (y[:, :-1] == 1)).all()
+        if split == "train":
+            for want, drawn in zip(wants.reshape(-1, 2 + 2 * k), y.flatten()):
+                seen.setdefault(tuple(want), np.zeros(2 + 2 * k))[drawn] += 1
+    for key, counts in seen.items():
+        assert abs(chi_square(counts, np.array(key))) < 5
+    assert len(set(data.dyck.Task(k=k + 4).show(range(2 * k + 10)))) == 2 * k + 10
+
+
+def dyck_distributions(row, k, m):
+    """What may follow after each token, by the spec's three cases, from a stack of brackets."""
+    stack, found = [], np.zeros((len(row), 2 + 2 * k))
+    for token, want in zip(row, found):
+        if token >= 2 + k:
+            assert stack.pop() == token - 2 - k
+        elif token >= 2:
+            stack.append(token - 2)
+        assert len(stack) <= m
+        if not stack:
+            want[1], want[2:2 + k] = 1 / 2, 1 / (2 * k)
+        elif len(stack) < m:
+            want[2:2 + k], want[2 + k + stack[-1]] = 1 / (2 * k), 1 / 2
+        else:
+            want[2 + k + stack[-1]] = 1
+    return found
+
+
+@pytest.mark.parametrize("language, legal, p_switch, stays", [
+    (3, r"(?!.*(?<!1)1(11)*0(00)*1).*", 0, 0.8), (7, "0*1*0*1*", 0, 0.99),
+    (3, r"(?!.*(?<!1)1(11)*0(00)*1).*", 0.4, 0.6)])
+def test_tomita_strings_match_their_expression(language, legal, p_switch, stays):
+    """Beginnings of strings, by a regular expression that knows nothing of automata."""
+    task = data.tomita.Task(block_size=60, language=language, p_switch=p_switch)
+    x, y = task.batch("train", 2000, rng())
+    assert x.shape == y.shape == (2000, 60)
+    assert task.batch("long", 3, rng())[0].shape == (3, 460)
+    p = task.target(torch.from_numpy(x)).numpy()
+    assert np.abs(p.sum(-1) - 1).max() < 1e-6 and (p[..., 0] == 0).all()
+    logit, positive = task.contrast(torch.from_numpy(p), torch.from_numpy(x))
+    symbol = {3: 1, 7: 0}[language]
+    assert (logit.numpy() == p[..., 2 + symbol]).all()
+    assert (positive.numpy() == (p[..., 2 + symbol] > 0)).all()
+    texts = ["".join(task.show(row[1:])) for row in x]
+    assert all(re.fullmatch(legal, text) for text in texts)
+    for text, target in zip(texts[:60], p):
+        for t in range(1, 60):
+            so_far, after = text[:t], target[t]
+            for s in "01":
+                may_follow = bool(re.fullmatch(legal, so_far + s))
+                assert (after[2 + int(s)] > 0) == may_follow, (so_far, s)
+            # an odd run of 0s after an odd run of 1s is not over
+            ends = language == 7 or not re.search("(?<!1)1(11)*0(00)*$", so_far)
+            assert (after[1] > 0) == ends
+            if (after[2:] > 0).all():
+                same = after[2 + int(so_far[-1])] / after[2:].sum()
+                assert same == pytest.approx(stays, abs=1e-5)
+    kinds, of = np.unique(p.reshape(-1, 4).round(6), axis=0, return_inverse=True)
+    for n, kind in enumerate(kinds.astype(np.float64)):
+        counts = np.bincount(y.flatten()[of.flatten() == n], minlength=4)
+        assert abs(chi_square(counts, kind / kind.sum())) < 5
+    _, y = data.tomita.Task(language=language).batch("train", 4000, rng())
+    assert (y == 1).any(1).mean() == pytest.approx(0.5, abs=0.03)  # have ended by 100
+
+
+def test_max_retrieval_task():
+    task = data.max_retrieval.Task()
+    for split, T in (("train", 16), ("iid", 16), ("64", 64)):
+        x, y = task.batch(split, 500, rng())
+        assert x.shape == (500, T, 11) and x.dtype == np.float32 and y.dtype == np.int64
+        items = (x[..., 0] >= 0).sum(1)
+        assert set(items) == set(range(5, 17)) if T == 16 else (items == T).all()
+        for row, n, label in zip(x, items, y):
+            kinds = row[:n, 1:]
+            assert (row[n:] == -1).all()
+            assert (kinds.sum(1) == 1).all() and (kinds.max(1) == 1).all()
+            assert row[max(range(n), key=lambda i: row[i, 0]), 1 + label] == 1
+    x, y = task.batch("16384", 8, rng())
+    assert x.shape == (8, 16384, 11) and abs(x[..., 0].mean() - 0.5) < 0.01
+    x, y = task.batch("train", 4000, rng())
+    assert abs(chi_square(np.bincount(y, minlength=10), np.ones(10) / 10)) < 4
+    logits = torch.eye(10)[torch.from_numpy(y)]
+    logits[:1000] = logits[:1000].roll(1, 1)
+    assert task.score(logits, x, torch.from_numpy(y))["accuracy"][0].mean() == 0.75
+    assert len(task.show(x[0])) == (x[0, :, 0] >= 0).sum()
+    for wrong in (dict(classes=1), dict(block_size=4)):
+        with pytest.raises(ValueError, match="at least"):
+            data.max_retrieval.Task(**wrong)
+
+
+TASKS = [name for name in data.with_a_file()
+         if data.find(name).kind == "symbols" and not data.find(name).for_encoders]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_reproducible_and_scores_itself(name):
+    cls = data.find(name)
+    task = cls(**runs.pick(cls, cls.defaults["nano"]))
+    for split in task.splits:
+        x, y = task.batch(split, 8, rng(3))
+        again = task.batch(split, 8, rng(3))
+        assert (x == again[0]).all() and (y == again[1]).all()
+        assert 0 <= x.min() and max(x.max(), y.max()) < task.vocab_size
+        assert y.min() >= (0 if task.target else -1)
+        assert len(task.show(x[0])) == x.shape[1]
+        assert len(set(task.show(range(task.vocab_size)))) == task.vocab_size
+        if not task.target:
+            perfect_answers_and_one_mistake(task, torch.from_numpy(x), torch.from_numpy(y))
+
+
+def perfect_answers_and_one_mistake(task, x, y):
+    """The scores of perfect answers, then with one wrong answer in the first sequence."""
+    logits = F.one_hot(y.clamp(min=0), task.vocab_size).float()
+    first = (y[0] != -1).nonzero()[0, 0]
+    for wrong in (0, 1):
+        for metric, (count, out_of) in task.score(logits, x, y).items():
+            assert count.shape == out_of.shape == (8,)
+            good = metric in ("exact_match", "accuracy")
+            want = [1 - wrong] + [1] * 7 if good else [wrong] + [0] * 7
+            assert count.tolist() == want
+            each = metric in ("glitch_rate", "token_error")
+            assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
+        logits[0, first] = -logits[0, first]
+
+
+@pytest.mark.parametrize("name, least", [*((name, 1e6) for name in TASKS), ("max_retrieval", 3e5)])
+def test_tasks_are_drawn_fast(name, least):
+    """Tokens or items a second of CPU time; several times as many on a quiet core."""
+    cls = data.find(name)
+    task, generator, seconds = cls(**runs.pick(cls, cls.defaults.get("paper", {}))), rng(1), []
+    for _ in range(3):
+        begin = time.process_time()
+        x, _ = task.batch(task.splits[1], 1000, generator)
+        seconds.append(time.process_time() - begin)
+    assert x.shape[0] * x.shape[1] / min(seconds) > least

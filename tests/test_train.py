@@ -1,0 +1,232 @@
+"""train.py, by its command: losses, resuming, schedules, settings, help."""
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import data.text
+import runs
+import train
+from tests.helpers import (
+    COMMANDS,
+    ENCODERS,
+    HARD,
+    MODELS,
+    TINY_FLAGS,
+    close,
+    command,
+    is_png,
+    log_of,
+    losses,
+    make,
+    same_run,
+)
+
+
+def test_one_command_trains_evaluates_draws_and_writes(home):
+    out, err = command(home, "train.py", "--model=cable", "--data", "notes", "--max_iters", 6,
+                       "--eval_interval", 3, *TINY_FLAGS, draw=True)
+    run = home / "out" / "cable-notes-nano"
+    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png", "lock"}
+    assert {p.name for p in run.iterdir()} == files and is_png(run / "eval.png")
+    assert "iter 6/6 | loss" in out and "tok/s | eta" in out and "val loss" in out
+    settings = re.findall(r"^(\w+) +.*?(\w+)=", out, re.M)
+    assert [title for title, _ in settings[:4]] == ["model", "data", "training", "run"]
+    assert "--resume" not in out  # it is finished
+    assert max(map(len, out.splitlines())) < 200
+    result = json.loads((run / "eval.json").read_text())
+    perplexity = result["runs"][0]["perplexity"]
+    assert list(perplexity) == ["16", "32", "64", "128", "256"]
+    assert result["data"]["corpus"] == "notes" and result["split"] == "test"
+    assert all(1 < p < 400 for p in perplexity.values())
+    # a short run gets a short evaluation, which its command says
+    assert result["tokens"] == 1024
+    assert result["command"] == "python eval.py out/cable-notes-nano --tokens 1024 --device cpu"
+    assert f"$ {result['command']}" in out
+    assert "32 tokens, up to position 33 (2.1 x the training length)" in err
+    # a second run does not touch the first
+    before = (run / "ckpt.pt").read_bytes()
+    flags = "--max_iters", 2, "--no-evaluate", "--lr_decay", "linear", *TINY_FLAGS
+    command(home, "train.py", "--model", "cable", "--data", "notes", *flags)
+    assert (home / "out" / "cable-notes-nano-2" / "ckpt.pt").exists()
+    assert (run / "ckpt.pt").read_bytes() == before
+
+
+def interrupted(monkeypatch, at):
+    """A Ctrl-C while step `at` is computed."""
+    drawn, batch = [], data.text.Task.batch
+
+    def counted(self, split, *rest):
+        drawn.append(split)
+        if drawn.count("train") == at and split == "train":
+            os.kill(os.getpid(), signal.SIGINT)
+        return batch(self, split, *rest)
+    monkeypatch.setattr(data.text.Task, "batch", counted)
+
+
+def test_a_step_is_torchs_adamw_on_the_mean_of_micro_steps_clipped(home):
+    flags = ("--model cable --data notes --no-evaluate --gradient_accumulation_steps 2 --grad_clip "
+             "0.1 --beta1 0.5 --beta2 0.7 --weight_decay 0.3 --learning_rate 0.01 --warmup_iters 0 "
+             "--lr_decay none --max_iters 2").split()
+    command(home, "train.py", *flags, *TINY_FLAGS, "--out_dir", "run")
+    saved = torch.load(home / "run" / "ckpt.pt", weights_only=True)
+    config = saved["config"]
+    torch.manual_seed(config["seed"])
+    model, task = runs.make_model(config), runs.make_task(config)
+    groups = [dict(params=[p for p in model.parameters() if (p.dim() > 1) == wide],
+                   weight_decay=0.3 * wide) for wide in (True, False)]
+    assert all(p.dim() == 1 for p in make("kerple").pe.parameters())  # do not decay
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.5, 0.7))
+    for it in range(2):
+        draw = np.random.default_rng([config["seed"], it])
+        both = [task.batch("train", 4, draw) for _ in range(2)]
+        x, y = (torch.from_numpy(np.concatenate(z)) for z in zip(*both))
+        loss = model(x, y)[1]
+        loss.backward()
+        assert losses(home / "run")[0][it + 1] == pytest.approx(loss.item(), abs=1e-4)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert norm > 0.2
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, p in model.state_dict().items():
+        close(saved["model"][name], p, 1e-5)
+
+
+def test_dropout_is_for_training_alone(home):
+    """Every dropout of every model is passed once; a loaded model and a validation have none."""
+    for name in (*MODELS, *ENCODERS):
+        model, passed = make(name, dropout=0.5).train(), []
+        layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+        for layer in layers:
+            layer.register_forward_hook(lambda layer, *_, to=passed: to.append(layer))
+        model(torch.randint(3, 61, (2, 9)))
+        assert len(layers) == len(passed) == 5 and set(passed) == set(layers)
+        assert {layer.p for layer in layers} == {0.5}
+    flags = "--model cable --data notes --no-evaluate --dropout 0.5 --max_iters 1".split()
+    command(home, "train.py", *flags, *TINY_FLAGS, "--out_dir", "run")
+    path = home / "run" / "ckpt.pt"
+    model, config, _ = runs.load_run(path, torch.device("cpu"))
+    assert not model.training
+    c = types.SimpleNamespace(**config)
+    c.device, c.eval_iters = "cpu", 2
+    model.train()
+    one, two = (train.validate(model, runs.make_task(config), c, "cpu", contextlib.nullcontext())
+                for _ in range(2))
+    assert one == two and model.training
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(home, monkeypatch):
+    flags = *HARD, "--max_iters", 12, "--eval_interval", 4
+    command(home, "train.py", *flags, "--out_dir", "whole")
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=13)  # the first half of step 7
+        out, _ = command(home, "train.py", *flags, "--out_dir", "broken", code=130)
+    assert "interrupted after iter 7, saved; continue with: python train.py --resume broken" in out
+    assert torch.load(home / "broken" / "ckpt.pt", weights_only=True)["iter"] == 7
+    with open(home / "broken" / "log.jsonl", "a") as f:  # what a kill leaves: lines that the
+        f.write(json.dumps(dict(iter=8, loss=99.0)) + "\n")  # checkpoint does not know
+    out, _ = command(home, "train.py", "--resume", "broken", "--no-evaluate")
+    assert "from iter 7" in out
+    same_run(home / "whole", home / "broken")
+    # once more on the finished run: nothing to do, nothing lost; and further, when asked
+    command(home, "train.py", "--resume", "broken", "--no-evaluate")
+    same_run(home / "whole", home / "broken")
+    command(home, "train.py", "--resume", "broken", "--no-evaluate", "--max_iters", 14)
+    assert list(losses(home / "broken")[0]) == list(range(1, 15))
+
+
+def test_bema_is_its_formulas(home):
+    def after(*flags):
+        out, _ = command(home, "train.py", *flags, "--no-evaluate")
+        folder = flags[flags.index("--resume") + 1] if "--resume" in flags else flags[1]
+        return torch.load(home / folder / "ckpt.pt", weights_only=True), out
+    new = "--model", "cable", "--data", "flipflop", "--bema", *TINY_FLAGS
+    first, _ = after("--out_dir", "run", *new, "--max_iters", 1, "--eta", 0.4, "--kappa", 0.7,
+                     "--rho", 3)
+    second, out = after("--resume", "run", "--max_iters", 2)
+    assert "with the BEMA weights" in out
+    path = home / "run" / "ckpt.pt"
+    loaded, *_ = runs.load_run(path, torch.device("cpu"), bema=True)
+    for n, p in loaded.named_parameters():
+        start, theta1, theta2 = first["bema"]["start"][n], first["model"][n], second["model"][n]
+        ema = start + (3 + 1) ** -0.7 * (theta1 - start)
+        ema = ema + (3 + 2) ** -0.7 * (theta2 - ema)
+        close(second["bema"]["ema"][n], ema, 1e-7)
+        close(p, ema + (3 + 2) ** -0.4 * (theta2 - start), 1e-7)
+        assert torch.equal(start, second["bema"]["start"][n])
+    command(home, "eval.py", "run", "--bema", "--sequences", 20)
+    assert json.loads((home / "run" / "eval.bema.json").read_text())["bema"] is True
+    # kappa 0 does not average; a large eta leaves the average alone; what stays put stays put
+    plain, _ = after("--out_dir", "kappa0", *new, "--max_iters", 3, "--kappa", 0)
+    ema = plain["bema"]["ema"]
+    assert all(torch.equal(ema[n], plain["model"][n]) for n in ema)
+    found = runs.bema_weights(second["model"], second["bema"], 2, dict(rho=10.0, eta=1e3))
+    assert all(torch.equal(x, second["bema"]["ema"][n]) for n, x in found.items())
+    same = dict(start=second["model"], ema=second["model"])
+    found = runs.bema_weights(second["model"], same, 2, dict(rho=10.0, eta=0.2))
+    assert all(torch.equal(x, second["model"][n]) for n, x in found.items())
+
+
+def learning_rates(home, *flags):
+    command(home, "train.py", "--data", "notes", "--no-evaluate", *TINY_FLAGS, *flags)
+    folder = max((home / "out").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    return [r["lr"] for r in log_of(folder) if "lr" in r]
+
+
+@pytest.mark.parametrize("decay, middle, late", [
+    ("cosine", 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)), 0.1), ("linear", 0.775, 0.1),
+    ("none", 1.0, 1.0)])
+def test_learning_rate_schedules(decay, middle, late, home):
+    """Warmup over 3 steps, decay from 1 to 0.1 until step 11, in units of 1e-3."""
+    lr = learning_rates(home, "--max_iters", 14, "--learning_rate", 1e-3, "--min_lr", 1e-4,
+                        "--warmup_iters", 3, "--lr_decay_iters", 11, "--lr_decay", decay)
+    want = {0: 1 / 3, 2: 1.0, 3: 1.0, 5: middle, 11: late, 13: late}
+    assert {n: 1000 * lr[n] for n in want} == pytest.approx(want)
+
+
+def test_a_flag_comes_before_the_model_before_the_task_before_the_default(home):
+    """--batch_size from the command, norm from TRA, n_embd from flip-flop, beta2 from nobody."""
+    flags = ("--n_head 2 --n_layer 1 --block_size 8 --max_iters 1 --eval_iters 1 "
+             "--no-evaluate").split()
+    command(home, "train.py", "--model", "tra", "--data", "flipflop", "--batch_size", 3, *flags,
+            "--out_dir", "a")
+    config = torch.load(home / "a" / "ckpt.pt", weights_only=True)["config"]
+    task = data.find("flipflop").defaults["nano"]
+    assert config["batch_size"] == 3 and config["norm"] == "post" and config["qk_norm"]
+    assert config["n_embd"] == task["n_embd"] != 64 and config["vocab_size"] == 5
+    assert config["beta2"] == train.TrainConfig().beta2 and config["lr_decay_iters"] == 1
+    command(home, "train.py", "--model", "tra", "--data", "flipflop", "--norm", "pre",
+            "--no-qk_norm", *flags, "--out_dir", "b", "--size", "paper", "--n_embd", 16)
+    config = torch.load(home / "b" / "ckpt.pt", weights_only=True)["config"]
+    assert config["norm"] == "pre" and not config["qk_norm"] and config["n_embd"] == 16
+    assert config["grad_clip"] == data.find("flipflop").defaults["paper"]["grad_clip"] == 0.0
+
+
+def test_help_lists_the_models_own_flags(trained):
+    cable, _ = command(trained, "train.py", "--model", "cable", "--help")
+    rope, _ = command(trained, "train.py", "--help", "--model", "rope")
+    assert "--log_kernel" in cable and "K-CABLE" in cable
+    assert "--log_kernel" not in rope and "--capped" in rope
+    for flag in ("batch_size", "max_iters", "learning_rate", "eval_interval", "out_dir",
+                 "tokenizer", "norm", "qk_norm", "resume"):
+        assert f"--{flag}" in cable
+    assert "(default: 0.95)" in cable
+    counting, _ = command(trained, "train.py", "--data", "counting", "--help")
+    assert "--max_ops X" in counting and "operations in a program" in counting
+    resumed, _ = command(trained, "train.py", "--resume", "cable", "--help")
+    assert "--max_iters" in resumed and "--n_layer" not in resumed
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_every_script_has_help_with_examples(script, trained):
+    out, _ = command(trained, script, "--help")
+    assert f"python {script}" in out or f"python -m {script}" in out
+    assert max(map(len, out.splitlines())) <= 120
