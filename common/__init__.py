@@ -1,0 +1,1 @@
+"""What the scripts share, one subject a file. Model files import nothing from here."""

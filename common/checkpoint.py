@@ -1,0 +1,95 @@
+"""Checkpoints: where they are, and a trained model out of one."""
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from common import names
+from common.bema import BEMA
+from common.files import ROOT, fail
+
+KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
+
+
+class Run(NamedTuple):
+    """A trained model and what is known about it."""
+    path: Path
+    name: str  # its folder
+    model: torch.nn.Module
+    config: dict
+    checkpoint: dict
+
+
+def checkpoints():
+    """The last checkpoint of every run under out/, the newest first."""
+    paths = sorted((ROOT / "out").rglob("ckpt.pt"), key=lambda path: path.stat().st_mtime)
+    return paths[::-1]
+
+
+def find_checkpoint(path=None):
+    """A folder's last checkpoint, a file itself, or the newest under out/ if nothing is named."""
+    if path is None:
+        paths = checkpoints()
+        if not paths:
+            fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
+        return paths[0]
+    path = Path(path)
+    if path.is_dir():
+        path = path / "ckpt.pt"
+    if not path.exists():
+        fail(f"no checkpoint at {path}")
+    return path
+
+
+def load_checkpoint(path):
+    """The dict that train.py saved, on the CPU. A file that is not one ends in one line."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        whole = KEYS <= checkpoint.keys()
+    except OSError:
+        raise
+    except Exception:  # torch has many errors for what is in a foreign file
+        whole = False
+    if not whole:
+        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
+    return checkpoint
+
+
+def load_weights(model, weights, path):
+    """model.load_state_dict in one line where it fails: another model's, or the file changed."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        what = " ".join(str(e).split())
+        fail(f"the weights in {path} do not fit {type(model).__module__}.py: {what:.200}")
+
+
+def load_run(path=None, device="cpu", bema=False):
+    """
+    A run's folder or checkpoint file (default: the newest under out/) -> Run, its model on the
+    device in eval mode. The weights are its last ones, or with `bema` their BEMA.
+    """
+    path = find_checkpoint(path)
+    checkpoint = load_checkpoint(path)
+    config = checkpoint["config"]
+    model = names.make_model(config)
+    load_weights(model, checkpoint["model"], path)
+    if bema:
+        if "bema" not in checkpoint:
+            fail(f"{path} has no BEMA weights: it was trained without --bema")
+        average = BEMA(model, config["rho"], config["kappa"], config["eta"])
+        average.load_state_dict(checkpoint["bema"])
+        model.load_state_dict(average.weights(model, checkpoint["iter"]), strict=False)
+    name = path.resolve().parent.name + (" (BEMA)" if bema else "")
+    return Run(path, name, model.to(device).eval(), config, checkpoint)
+
+
+def check_text(config, source):
+    """
+    Fails unless a run's text is a known corpus or was prepared on this machine with the same
+    tokens: a checkpoint must not make us read any path that it names.
+    """
+    if not names.find_task(config["data"], gone=True).was_prepared(config, source):
+        where = config.get("corpus", config["data"])
+        fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
+             "here: name it with --data, or --corpus when resuming an encoder's run")

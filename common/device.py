@@ -1,0 +1,113 @@
+"""Where a run runs: --device, --dtype, --kernel, and what its numbers depend on."""
+import functools
+import os
+import platform
+import re
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from common.files import ROOT, fail
+
+try:
+    import kernels
+except ImportError:  # the folder was left out: every attention runs as its model file has it
+    kernels = None
+
+
+def setup(args):
+    """
+    args.device, .dtype and .kernel -> the device, a context to run models in, and all three in
+    words. auto is cuda, else mps, else cpu. Under torchrun every process takes a GPU of its own.
+    """
+    device = choose_device(args.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+    if device.type == "cpu":  # what has decayed to 1e-39 would take a CPU several times as long
+        torch.set_flush_denormal(True)
+
+    dtype, why = args.dtype, "asked for"
+    if dtype == "auto":
+        dtype, why = "float32", f"the default on {device.type}"
+        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+            dtype, why = "bfloat16", "this GPU has it"
+    context = nullcontext()
+    if dtype == "bfloat16":
+        context = torch.autocast(device.type, torch.bfloat16)
+
+    attention = "attention as the model file has it"
+    if kernels:
+        kernels.enabled = args.kernel == "auto"
+    if kernels and kernels.enabled:
+        attention = "attention in PyTorch"
+        if device.type == "cuda" or kernels.INTERPRET:
+            why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
+            attention = f"attention in PyTorch ({why_not})"
+            if not why_not:
+                attention = "attention by Triton kernel, where the model has one for its head size"
+    place = f"{device} (threads: {torch.get_num_threads()})" if device.type == "cpu" else device
+    return device, context, f"{place}, {dtype} ({why}), {attention}"
+
+
+def choose_device(name):
+    """The torch.device of a --device flag; one that is not there ends in one line."""
+    has = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    if name == "auto":
+        name = next(kind for kind, there in has.items() if there)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        fail(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps")
+    if not has.get(device.type):
+        fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; "
+             "leave the flag out, or use --device cpu")
+    if device.type == "cuda":
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if device.index >= torch.cuda.device_count():
+            fail(f"--device {device}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+        torch.cuda.set_device(device)
+    return device
+
+
+def peak_memory(device):
+    """
+    The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else
+    resident; None where it is not known.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    peak = re.search(r"VmHWM:\s*(\d+)", status.read_text(encoding="utf-8"))
+    return int(peak[1]) * 1024 / 1e9
+
+
+@functools.cache
+def environment():
+    """What a number depends on besides the command: hardware, versions, commit."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = re.search(r"model name\s*: (.*)", info)
+        cpu = name.group(1) if name else cpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # if it is used
+    return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit(), gpu=gpu,
+                torch=str(torch.__version__), python=platform.python_version(),
+                os=platform.system())
+
+
+def commit():
+    """The short hash of HEAD, with +changes where a .py file differs from it; else unknown."""
+    git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    try:
+        head = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
+        changes = git(["git", "status", "--porcelain", "-uno", "--", "*.py"]).stdout
+    except OSError:
+        return "unknown"  # no git here
+    if changes:
+        head += "+changes"
+    return head or "unknown"

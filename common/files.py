@@ -1,0 +1,136 @@
+"""Files that are whole or not there at all, and how a script ends when something is wrong."""
+import errno
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")  # a terminal that lacks a character shows a ?
+
+
+# -----------------------------------------------------------------------------
+# how a script ends
+
+def fail(message):
+    """A user's mistake: one line, exit code 1, no traceback."""
+    sys.exit(f"error: {message}")
+
+
+def in_one_line(kind, error, trace):
+    """
+    For sys.excepthook. Ctrl-C, a full disk, a full memory and a ValueError that a file of this
+    repository raised on purpose end a script in one line. Anything else is a bug, perhaps in your
+    own model or task: it keeps its traceback, which names the line.
+    """
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(130)
+    if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
+        os._exit(141)
+    last = traceback.extract_tb(trace)[-1]
+    ours = last.filename.startswith(str(ROOT)) and last.line.startswith("raise ")
+    message = str(error)
+    if issubclass(kind, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in message:
+        message = "this does not fit into memory: halve --batch_size or the lengths"
+    elif not issubclass(kind, OSError) and not (issubclass(kind, ValueError) and ours):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {message}", file=sys.stderr)
+
+
+def script(*args):
+    """Run another script of this repository, showing the command. Returns its exit code."""
+    words = [str(word) for word in args]
+    print("\n$ python " + " ".join(words), flush=True)
+    return subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+
+
+# -----------------------------------------------------------------------------
+# writing
+
+def write_safely(path, write):
+    """
+    write(tmp), then rename: a full disk or a kill leaves the file as it was. Raises OSError.
+    """
+    path = Path(path)
+    tmp = path.with_name(f"{path.name}.tmp")
+    try:
+        write(tmp)
+        os.replace(tmp, path)
+    except (OSError, RuntimeError) as e:
+        # torch.save raises RuntimeError, about its inline_container, where there is no more room
+        full = getattr(e, "errno", None) == errno.ENOSPC or "inline_container" in str(e)
+        if not full:
+            raise
+        room = shutil.disk_usage(path.parent).free / 1e6
+        raise OSError(f"could not write {path}: the disk is full, {room:,.1f} MB are free") from e
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def write_text(path, text):
+    write_safely(path, lambda tmp: tmp.write_text(text, encoding="utf-8"))
+
+
+def strict(value):
+    """A value of JSON whose floats are all finite: what is not is None."""
+    if isinstance(value, dict):
+        return {name: strict(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_line(row):
+    return json.dumps(strict(row), allow_nan=False) + "\n"
+
+
+def write_json(path, value):
+    """Indented, strict JSON: null stands for NaN and the infinities. Raises OSError."""
+    write_text(path, json.dumps(strict(value), indent=1, allow_nan=False) + "\n")
+
+
+def write_figure(fig, out):
+    """A Matplotlib figure into a file: .png where `out` has no ending."""
+    out = Path(out)
+    out = out if out.suffix else Path(f"{out}.png")
+    kind = out.suffix[1:]
+    if kind not in fig.canvas.get_supported_filetypes():
+        fail(f"cannot draw {out}: use .png, .pdf or .svg")
+    write_safely(out, lambda tmp: fig.savefig(tmp, format=kind, bbox_inches="tight"))
+    print(f"drew {out}")
+
+
+# -----------------------------------------------------------------------------
+# reading
+
+def read_json(path):
+    """The JSON in a file. What is missing or damaged ends the script in one line."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as e:
+        fail(f"could not read {path}: {e.strerror}")
+    except ValueError as e:
+        fail(f"{path} is damaged: {e}")
+
+
+def read_log(folder):
+    """log.jsonl as dicts, without the line that a power cut left half written. Raises OSError."""
+    rows = []
+    for line in (Path(folder) / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows

@@ -1,0 +1,72 @@
+"""Flags, made from dataclasses: a field is a flag, the comment behind it the flag's help."""
+import argparse
+import difflib
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from common.files import fail
+
+COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake ends in one line, without the usage of fifty flags."""
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         **options)
+
+    def error(self, message):
+        fail(message)
+
+    def parse_args(self, argv=None):
+        args, unknown = self.parse_known_args(argv)
+        if not unknown:
+            return args
+        word = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.7)
+        fail(f"unknown argument {word}: {f'did you mean {close[0]}?' if close else 'see --help'}")
+
+
+def peek(argv, name):
+    """The value of --name among the flags, before the others are known; None where it is not."""
+    parser = Parser(add_help=False)
+    parser.add_argument(f"--{name}")
+    return getattr(parser.parse_known_args(argv)[0], name)
+
+
+def add_fields(parser, title, cls, skip=()):
+    """A group of flags, one for each field of a dataclass but those in `skip`."""
+    group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
+    types, comments = get_type_hints(cls), {}
+    for base in reversed(cls.__mro__[:-1]):  # object has no source
+        source = Path(inspect.getfile(base)).read_text(encoding="utf-8")
+        comments |= dict(COMMENT.findall(source))
+    for field in fields(cls):
+        if field.name not in skip:
+            about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
+            add_flag(group, field.name, types[field.name], about, default=field.default)
+
+
+def add_flag(parser, name, type_, about, default=None):
+    """--name VALUE; --name and --no-name of a bool; one of its values of a Literal."""
+    options = dict(type=type_, metavar="X")
+    if type_ is bool:
+        options = dict(action=argparse.BooleanOptionalAction)
+    elif get_origin(type_) is Literal:
+        options = dict(choices=get_args(type_), metavar="X")
+    parser.add_argument(f"--{name}", help=about, default=default, **options)
+
+
+def add_run_flags(parser, bema=""):
+    """The flags of a script that runs a trained model; --bema where its help is given."""
+    if bema:
+        parser.add_argument("--bema", action="store_true", help=bema)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+                        help="auto is bfloat16 on a GPU that has it (default: auto)")
+    parser.add_argument("--kernel", default="auto", choices=("auto", "off"),
+                        help="auto is an attention that is faster than the model file's own, and "
+                             "equals it (default: auto)")

@@ -1,0 +1,63 @@
+"""What a model's attention is, and what it is called with."""
+import functools
+import inspect
+import sys
+from contextlib import contextmanager
+
+from common.device import kernels
+from common.files import fail
+
+
+def attention_module(model):
+    """The module that computes a model's attention: its own, or that of the model it builds on."""
+    for part in model.modules():
+        if type(part).__name__ == "CausalSelfAttention":
+            return sys.modules[type(part).forward.__module__]
+    return sys.modules[type(model).__module__]
+
+
+def plain_function(module):
+    """
+    The function in a model's module that computes its attention: the one with the arguments of
+    `literal`. Without a literal, the one whose name ends in attention. None where there is not
+    exactly one.
+    """
+    arguments = {name: list(inspect.signature(function).parameters)
+                 for name, function in inspect.getmembers(module, inspect.isfunction)}
+    literal = arguments.pop("literal", None)
+    if literal:
+        names = [name for name in arguments if arguments[name] == literal]
+    else:
+        names = [name for name in arguments if name.endswith("attention")]
+    return getattr(module, names[0]) if len(names) == 1 else None
+
+
+@contextmanager
+def spy(model):
+    """
+    Within it the plain function runs, and each call's arguments, defaults included, are added to
+    the list that it yields: one tuple (q, k, v, ...) for every layer of every forward.
+    """
+    module = attention_module(model)
+    plain, calls = plain_function(module), []
+    if not plain:
+        fail(f"{module.__name__}.py: no function, or more than one, has the arguments of literal "
+             "(or, without a literal, a name that ends in attention)")
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def noted(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        calls.append(tuple(bound.arguments.values()))
+        return plain(*args, **kwargs)
+    enabled = kernels and kernels.enabled
+    setattr(module, plain.__name__, noted)
+    try:
+        if kernels:
+            kernels.enabled = False
+        yield calls
+    finally:
+        setattr(module, plain.__name__, plain)
+        if kernels:
+            kernels.enabled = enabled
