@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import types
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import data.text
-import runs
 import train
+from common import names
+from common.bema import BEMA
+from common.checkpoint import load_run
+from common.settings import TrainConfig
 from tests.helpers import (
-    COMMANDS,
     ENCODERS,
     HARD,
     MODELS,
@@ -35,29 +37,29 @@ def test_one_command_trains_evaluates_draws_and_writes(home):
     out, err = command(home, "train.py", "--model=cable", "--data", "notes", "--max_iters", 6,
                        "--eval_interval", 3, *TINY_FLAGS, draw=True)
     run = home / "out" / "cable-notes-nano"
-    files = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png", "lock"}
-    assert {p.name for p in run.iterdir()} == files and is_png(run / "eval.png")
+    written = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
+    assert {p.name for p in run.iterdir()} == written and is_png(run / "eval.png")
     assert "iter 6/6 | loss" in out and "tok/s | eta" in out and "val loss" in out
     settings = re.findall(r"^(\w+) +.*?(\w+)=", out, re.M)
     assert [title for title, _ in settings[:4]] == ["model", "data", "training", "run"]
-    assert "--resume" not in out  # it is finished
     assert max(map(len, out.splitlines())) < 200
     result = json.loads((run / "eval.json").read_text())
     perplexity = result["runs"][0]["perplexity"]
     assert list(perplexity) == ["16", "32", "64", "128", "256"]
     assert result["data"]["corpus"] == "notes" and result["split"] == "test"
     assert all(1 < p < 400 for p in perplexity.values())
-    # a short run gets a short evaluation, which its command says
-    assert result["tokens"] == 1024
-    assert result["command"] == "python eval.py out/cable-notes-nano --tokens 1024 --device cpu"
     assert f"$ {result['command']}" in out
     assert "32 tokens, up to position 33 (2.1 x the training length)" in err
-    # a second run does not touch the first
-    before = (run / "ckpt.pt").read_bytes()
-    flags = "--max_iters", 2, "--no-evaluate", "--lr_decay", "linear", *TINY_FLAGS
-    command(home, "train.py", "--model", "cable", "--data", "notes", *flags)
-    assert (home / "out" / "cable-notes-nano-2" / "ckpt.pt").exists()
-    assert (run / "ckpt.pt").read_bytes() == before
+
+
+def test_a_log_line_has_the_rate_but_for_the_first_which_compiles(home):
+    """Every validation comes with one: else the time of steps before it would be lost."""
+    command(home, "train.py", "--data", "notes", "--max_iters", 7, "--no-evaluate", *TINY_FLAGS,
+            "--eval_interval", 3, "--log_interval", 5, "--out_dir", "run")
+    log = log_of(home / "run")
+    assert [row["iter"] for row in log if "loss" in row] == [3, 5, 6, 7]
+    assert [row["iter"] for row in log if "val_loss" in row] == [3, 6, 7]
+    assert [row["iter"] for row in log if "tok_s" in row] == [5, 6, 7]
 
 
 def interrupted(monkeypatch, at):
@@ -80,7 +82,7 @@ def test_a_step_is_torchs_adamw_on_the_mean_of_micro_steps_clipped(home):
     saved = torch.load(home / "run" / "ckpt.pt", weights_only=True)
     config = saved["config"]
     torch.manual_seed(config["seed"])
-    model, task = runs.make_model(config), runs.make_task(config)
+    model, task = names.make_model(config), names.make_task(config)
     groups = [dict(params=[p for p in model.parameters() if (p.dim() > 1) == wide],
                    weight_decay=0.3 * wide) for wide in (True, False)]
     assert all(p.dim() == 1 for p in make("kerple").pe.parameters())  # do not decay
@@ -112,13 +114,13 @@ def test_dropout_is_for_training_alone(home):
         assert {layer.p for layer in layers} == {0.5}
     flags = "--model cable --data notes --no-evaluate --dropout 0.5 --max_iters 1".split()
     command(home, "train.py", *flags, *TINY_FLAGS, "--out_dir", "run")
-    path = home / "run" / "ckpt.pt"
-    model, config, _ = runs.load_run(path, torch.device("cpu"))
+    run = load_run(home / "run")
+    model, config = run.model, run.config
     assert not model.training
     c = types.SimpleNamespace(**config)
     c.device, c.eval_iters = "cpu", 2
     model.train()
-    one, two = (train.validate(model, runs.make_task(config), c, "cpu", contextlib.nullcontext())
+    one, two = (train.validate(model, names.make_task(config), c, "cpu", contextlib.nullcontext())
                 for _ in range(2))
     assert one == two and model.training
 
@@ -153,9 +155,7 @@ def test_bema_is_its_formulas(home):
                      "--rho", 3)
     second, out = after("--resume", "run", "--max_iters", 2)
     assert "with the BEMA weights" in out
-    path = home / "run" / "ckpt.pt"
-    loaded, *_ = runs.load_run(path, torch.device("cpu"), bema=True)
-    for n, p in loaded.named_parameters():
+    for n, p in load_run(home / "run", bema=True).model.named_parameters():
         start, theta1, theta2 = first["bema"]["start"][n], first["model"][n], second["model"][n]
         ema = start + (3 + 1) ** -0.7 * (theta1 - start)
         ema = ema + (3 + 2) ** -0.7 * (theta2 - ema)
@@ -168,11 +168,13 @@ def test_bema_is_its_formulas(home):
     plain, _ = after("--out_dir", "kappa0", *new, "--max_iters", 3, "--kappa", 0)
     ema = plain["bema"]["ema"]
     assert all(torch.equal(ema[n], plain["model"][n]) for n in ema)
-    found = runs.bema_weights(second["model"], second["bema"], 2, dict(rho=10.0, eta=1e3))
-    assert all(torch.equal(x, second["bema"]["ema"][n]) for n, x in found.items())
-    same = dict(start=second["model"], ema=second["model"])
-    found = runs.bema_weights(second["model"], same, 2, dict(rho=10.0, eta=0.2))
-    assert all(torch.equal(x, second["model"][n]) for n, x in found.items())
+    model = load_run(home / "run").model
+    late = BEMA(model, 10.0, 0.5, 1e3)
+    late.load_state_dict(second["bema"])
+    assert all(torch.equal(x, late.ema[n]) for n, x in late.weights(model, 2).items())
+    still = BEMA(model, 10.0, 0.5, 0.2)
+    still.update(model, 1)
+    assert all(torch.equal(x, second["model"][n]) for n, x in still.weights(model, 1).items())
 
 
 def learning_rates(home, *flags):
@@ -199,15 +201,15 @@ def test_a_flag_comes_before_the_model_before_the_task_before_the_default(home):
     command(home, "train.py", "--model", "tra", "--data", "flipflop", "--batch_size", 3, *flags,
             "--out_dir", "a")
     config = torch.load(home / "a" / "ckpt.pt", weights_only=True)["config"]
-    task = data.find("flipflop").defaults["nano"]
+    task = names.find_task("flipflop").defaults["nano"]
     assert config["batch_size"] == 3 and config["norm"] == "post" and config["qk_norm"]
     assert config["n_embd"] == task["n_embd"] != 64 and config["vocab_size"] == 5
-    assert config["beta2"] == train.TrainConfig().beta2 and config["lr_decay_iters"] == 1
+    assert config["beta2"] == TrainConfig().beta2 and config["lr_decay_iters"] == 1
     command(home, "train.py", "--model", "tra", "--data", "flipflop", "--norm", "pre",
             "--no-qk_norm", *flags, "--out_dir", "b", "--size", "paper", "--n_embd", 16)
     config = torch.load(home / "b" / "ckpt.pt", weights_only=True)["config"]
     assert config["norm"] == "pre" and not config["qk_norm"] and config["n_embd"] == 16
-    assert config["grad_clip"] == data.find("flipflop").defaults["paper"]["grad_clip"] == 0.0
+    assert config["grad_clip"] == names.find_task("flipflop").defaults["paper"]["grad_clip"] == 0.0
 
 
 def test_help_lists_the_models_own_flags(trained):
@@ -225,8 +227,24 @@ def test_help_lists_the_models_own_flags(trained):
     assert "--max_iters" in resumed and "--n_layer" not in resumed
 
 
-@pytest.mark.parametrize("script", COMMANDS)
-def test_every_script_has_help_with_examples(script, trained):
-    out, _ = command(trained, script, "--help")
-    assert f"python {script}" in out or f"python -m {script}" in out
-    assert max(map(len, out.splitlines())) <= 120
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
+def test_a_compiled_training_has_the_same_losses(home):
+    """Of the models whose attention goes through kernels/ on a CPU, and of one whose does not."""
+    for model in ("cable", "tra", "rope"):
+        for compiled in ("on", "off"):
+            said, _ = command(home, "train.py", "--model", model, "--data", "notes", "--max_iters",
+                              3, "--no-evaluate", *TINY_FLAGS, "--compile", compiled,
+                              "--out_dir", f"{model}-{compiled}")
+            assert ("torch.compile" in said) == (compiled == "on")
+        eager, fused = (losses(home / f"{model}-{compiled}")[0] for compiled in ("off", "on"))
+        assert len(eager) == 3 and fused == pytest.approx(eager, abs=1e-3)
+
+
+def test_a_run_begins_with_the_weights_of_another(home):
+    flags = "--model", "cable", "--data", "notes", "--no-evaluate", *TINY_FLAGS
+    command(home, "train.py", *flags, "--max_iters", 1, "--out_dir", "a")
+    command(home, "train.py", *flags, "--max_iters", 1, "--learning_rate", 0, "--min_lr", 0,
+            "--init_from", "a", "--out_dir", "b")
+    a, b = (torch.load(home / name / "ckpt.pt", weights_only=True) for name in "ab")
+    assert b["iter"] == 1 and all(torch.equal(x, b["model"][n]) for n, x in a["model"].items())
