@@ -17,7 +17,7 @@ import kernels
 import model_cable
 import model_cope
 import model_tra
-import runs
+from common.spy import plain_function
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
@@ -40,7 +40,7 @@ def test_what_runs_is_the_literal_form(case, monkeypatch):
     """All queries, the last few, one; in one block of rows and in many; in float32 too."""
     for Tq in (37, 6, 1):
         module, _, args = example(case, Tq)
-        plain, want = runs.plain_function(module), module.literal(*args)[0]
+        plain, want = plain_function(module), module.literal(*args)[0]
         for rows in (module.ROWS, 36, 7, 1):
             monkeypatch.setattr(module, "ROWS", rows)
             close(plain(*args), want, 1e-12)
@@ -101,7 +101,7 @@ def test_a_model_file_says_what_it_is(path):
         assert 5 < len(line) <= 100 and "\n" not in line
     fields = {f.name for f in module.GPTConfig.__dataclass_fields__.values()}
     assert module.VARIANTS and all(set(v) <= fields for v in module.VARIANTS.values())
-    plain = runs.plain_function(module)
+    plain = plain_function(module)
     assert inspect.signature(plain) == inspect.signature(module.literal)
     own_name = f"{path.stem.removeprefix('model_')}_attention"
     assert plain.__name__ in ("attention", own_name)
@@ -124,7 +124,7 @@ def test_gradients_of_what_runs(Tq, rows, monkeypatch):
         def plain(*given, args=args, module=module):
             given = iter(given)
             mixed = [next(given) if torch.is_tensor(x) else x for x in args]
-            return runs.plain_function(module)(*mixed)
+            return plain_function(module)(*mixed)
         assert torch.autograd.gradcheck(plain, tensors, fast_mode=True), case
 
 

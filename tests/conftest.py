@@ -8,9 +8,7 @@ import pytest
 
 import data
 import data.text
-import experiments
-import reproduce
-import runs
+from common import names
 from tests.helpers import (
     ROOT,
     TINY_FLAGS,
@@ -24,20 +22,25 @@ from tests.helpers import (
 )
 
 
+def copy_repository(folder):
+    """Every module outside the tests."""
+    for part in (".", "common", "data", "kernels", "experiments"):
+        for path in ROOT.glob(f"{part}/*.py"):
+            target = folder / path.relative_to(ROOT)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
+
+
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy of the repository's modules, in which models are looked up."""
-    for pattern in ("*.py", "data/*.py", "kernels/*.py", "experiments/*.py"):
-        for path in ROOT.glob(pattern):
-            target = tmp_path / path.relative_to(ROOT)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy(path, target)
+    copy_repository(tmp_path)
     before = set(sys.modules)
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(names, "ROOT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    runs.models.cache_clear()
+    names.models.cache_clear()
     yield tmp_path
-    runs.models.cache_clear()
+    names.models.cache_clear()
     for name in set(sys.modules) - before:
         if name.startswith("model_"):
             del sys.modules[name]
@@ -48,7 +51,7 @@ def fork(copy):
     """fork(name, *edits) -> model_NAME.py edited as model_mine.py, which answers to `mine`."""
     def edit(name, *edits):
         write_fork(copy, name, *edits)
-        return runs.models()["mine"][0]
+        return names.models()["mine"][0]
     return edit
 
 
@@ -61,11 +64,12 @@ def library(tmp_path, monkeypatch):
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
     """A folder whose files are tasks, too: data/ as it would be with a user's own in it."""
-    for path in data.FOLDER.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    monkeypatch.setattr(data, "FOLDER", tmp_path)
-    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
-    yield tmp_path
+    names.models()  # which are the repository's
+    folder = tmp_path / "data"
+    shutil.copytree(ROOT / "data", folder, ignore=shutil.ignore_patterns("prepared"))
+    monkeypatch.setattr(names, "ROOT", tmp_path)
+    monkeypatch.setattr(data, "__path__", [*data.__path__, str(folder)])
+    yield folder
     known = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
     for name in [name for name in sys.modules if name.startswith("data.")]:
         if name not in known:
@@ -100,10 +104,7 @@ def trained(tmp_path_factory):
 def repo(tmp_path_factory):
     """A copy of the repository, with text already prepared as the standard library's."""
     folder = write_notes(tmp_path_factory.mktemp("repo"))
-    for pattern in ("*.py", "data/*.py", "kernels/*.py", "experiments/*.py", "pyproject.toml"):
-        for path in ROOT.glob(pattern):
-            (folder / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
-            shutil.copy(path, folder / path.relative_to(ROOT))
+    copy_repository(folder)
     with standing_in(folder):
         data.text.PREPARED = folder / "data" / "prepared"
         target, source, _ = data.text.look_up("stdlib", "bytes")
@@ -117,6 +118,8 @@ def repo(tmp_path_factory):
 @pytest.fixture
 def here(monkeypatch):
     """here(name=entry, ...): these are what reproduce.py has, and it runs its commands here."""
+    import experiments
+    import reproduce
     monkeypatch.setattr(reproduce, "ThreadPoolExecutor", Inline)
     monkeypatch.setattr(reproduce.Board, "run", run_here)
     monkeypatch.setattr(reproduce, "EVERY", 0)

@@ -1,7 +1,6 @@
-"""
-What several files of tests use: small models, random inputs, the commands run in this process.
-"""
+"""What several files of tests use: small models, random inputs, commands run in this process."""
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -19,24 +18,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import bench
-import data
 import data.text
-import eval as evaluation
 import kernels
-import maps
-import plot
-import reproduce
-import runs
-import sample
-import train
-from experiments import minimal
+from common import files, names
+from common.files import ROOT, in_one_line
 
 torch.set_num_threads(1)
-ROOT = Path(runs.__file__).resolve().parent
 MODEL_FILES = sorted(ROOT.glob("model_*.py"))
-NAMES = sorted(runs.models())
-ENCODERS = [name for name in NAMES if runs.is_encoder(runs.models()[name][0].GPT)]
+NAMES = sorted(names.models())
+ENCODERS = [name for name in NAMES if names.is_encoder(names.models()[name][0].GPT)]
 MODELS = [name for name in NAMES if name not in ENCODERS]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
 INF = float("inf")
@@ -45,8 +35,8 @@ INF = float("inf")
 def make(name, **changes):
     """A small random model; what starts at zero is moved, so that a test of it can fail."""
     torch.manual_seed(0)
-    fields = runs.models()[name][1] | TINY | dict(model=name, n_label=200, P=7) | changes
-    model = runs.make_model(fields).eval()
+    fields = names.models()[name][1] | TINY | dict(model=name, n_label=200, P=7) | changes
+    model = names.make_model(fields).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -83,9 +73,10 @@ def mlp_by_hand(x, layer):
 
 def written_without_a_cache(model, idx, n, **how):
     """What sample.generate would write by plain forward passes, each over the whole text."""
+    import sample
     text = idx
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "new_cache", lambda model, size: None)
+        patch.setattr(sample, "new_cache", lambda model, size: None)
         patch.setattr(sample, "read", lambda model, idx, cache: model(idx)[0])
         for _ in range(n):
             new, = sample.generate(model, text, 1, **how)
@@ -140,7 +131,7 @@ def summed(log_kernel=""):
 
 def with_gradients(model, idx):
     """Logits of idx in three pieces over a cache, the loss, and every parameter's gradient."""
-    cache = runs.new_cache(model, idx.size(1))
+    cache = names.new_cache(model, idx.size(1))
     with torch.no_grad():
         pieces = [model(part, cache=cache)[0] for part in idx.split([17, 12, 1], 1)]
     loss = model(idx[:, :-1], idx[:, 1:])[1]
@@ -228,20 +219,23 @@ def write_task(folder, name, text):
     (folder / f"{name}.py").write_text(text)
 
 
-COMMANDS = {"train.py": train, "sample.py": sample, "eval.py": evaluation, "plot.py": plot,
-           "maps.py": maps, "bench.py": bench, "reproduce.py": reproduce,
-           "experiments.minimal": minimal}
 TINY_FLAGS = ("--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --eval_iters 2 "
               "--log_interval 1 --device cpu").split()
 
 
+def main_of(script):
+    """main() of "train.py" or "experiments.minimal"."""
+    return importlib.import_module(script.removesuffix(".py")).main
+
+
 def in_process(script, *words):
-    """What runs.script does, in this process -> the exit code. A mistake of ours is raised."""
+    """What files.script does, in this process -> the exit code."""
     print("\n$ python", script, *words, flush=True)
-    return exit_code(COMMANDS[script].main, [str(word) for word in words])
+    return exit_code(main_of(script), [str(word) for word in words])
 
 
 def exit_code(main, argv):
+    """How a script ends: a mistake of the user's is one line, a bug is raised."""
     try:
         main(argv)
     except SystemExit as e:
@@ -249,33 +243,51 @@ def exit_code(main, argv):
             print(e.code, file=sys.stderr)
             return 1
         return e.code or 0
+    except Exception as e:
+        def bug(*_, error=e):
+            raise error
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "__excepthook__", bug)
+            in_one_line(type(e), e, e.__traceback__)
+        return 1
     return 0
 
 
 def sketched(fig, path, **how):
     """In place of savefig, which takes longer than all else in these tests."""
-    path.write(b"\x89PNG")
+    (path.write_bytes if isinstance(path, Path) else path.write)(b"\x89PNG")
+
+
+def patch_everywhere(patch, name, value, new):
+    """Every module of the repository that has imported this value by this name gets a new one."""
+    stays = "tests.", "common.files", "common.names"  # complaints, models and tasks: the repository
+    for module in list(sys.modules.values()):
+        of_ours = str(getattr(module, "__file__", "")).startswith(str(ROOT))
+        if of_ours and not module.__name__.startswith(stays):
+            if vars(module).get(name) == value:
+                patch.setattr(module, name, new)
 
 
 @contextlib.contextmanager
 def standing_in(folder, draw=False):
     """The scripts take folder for the repository: out/, results/, prepared text are there."""
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    from matplotlib import pyplot
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     enabled = kernels.enabled
-    runs.models()  # which are the repository's
+    names.models()  # which are the repository's
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(runs, "ROOT", folder)
+        patch_everywhere(patch, "ROOT", ROOT, folder)
+        patch_everywhere(patch, "script", files.script, in_process)
         patch.setattr(data.text, "PREPARED", folder / "prepared")
-        patch.setattr(runs, "script", in_process)
-        patch.setitem(plot.plt.rcParams, "figure.dpi", 40)
+        patch.setitem(pyplot.rcParams, "figure.dpi", 40)
         if not draw:
-            patch.setattr(plot.plt.Figure, "savefig", sketched)
+            patch.setattr(pyplot.Figure, "savefig", sketched)
         yield
     for s, handler in handlers.items():
         signal.signal(s, handler)
     kernels.enabled = enabled
-    plot.plt.close("all")
+    pyplot.close("all")
 
 
 def written():
@@ -289,10 +301,10 @@ def command(folder, script, *words, code=0, draw=False):
     a folder, unless they are to be drawn.
     """
     out, err = written(), written()
-    argv = [str(word) for word in words]
+    argv, main = [str(word) for word in words], main_of(script)
     with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
           standing_in(folder, draw)):
-        got = exit_code(COMMANDS[script].main, argv)
+        got = exit_code(main, argv)
     out, err = (stream.buffer.getvalue().decode() for stream in (out, err))
     assert got == code, out + err
     return out, err
@@ -366,7 +378,8 @@ TINY_RUN = ("--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
 def drawn(monkeypatch):
     """A list that the figures go to, instead of to files."""
     figures = []
-    monkeypatch.setattr(runs, "write_figure", lambda fig, *out: figures.append(fig))
+    patch_everywhere(monkeypatch, "write_figure", files.write_figure,
+                     lambda fig, *out: figures.append(fig))
     return figures
 
 

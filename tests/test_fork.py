@@ -11,7 +11,8 @@ import torch
 import kernels
 import model_classics
 import model_fox
-import runs
+from common import names
+from common.spy import plain_function, spy
 from tests.examples import example
 from tests.helpers import (
     DEVICE,
@@ -49,10 +50,10 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
     assert (got[0] - original(idx)[0]).abs().max() > 1e-2
     for a, b in zip(got, with_gradients(mine, idx)):
         assert torch.equal(a, b)
-    with runs.spy(mine) as calls:
+    with spy(mine) as calls:
         mine(idx)
     for args in calls:
-        close(runs.plain_function(module)(*args), module.literal(*args)[0], 1e-4)
+        close(plain_function(module)(*args), module.literal(*args)[0], 1e-4)
     refused = ""
     if f"{name}_attention" in WAYS:
         refused = f"model_mine.{name}_attention runs as it is written: its faster way in kernels/ "
@@ -65,9 +66,9 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
 def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, T, fork, capsys):
     module = fork(name)
     model = make("mine", **SMALL).to(DEVICE)
-    with runs.spy(model) as calls:
+    with spy(model) as calls:
         model(torch.randint(0, 61, (1, T)).to(DEVICE))
-    plain = runs.plain_function(module)
+    plain = plain_function(module)
     assert kernels.faster(plain, *calls[0]) is WAYS.get(plain.__name__)
     assert capsys.readouterr().err == ""
 
@@ -76,7 +77,7 @@ def arguments(case, T):
     """The plain function of a case, and arguments of T tokens in float32, for a head of 16."""
     module, _, args = example(case, T, T, B=1, H=1, d=16)
     args = [x.float().to(DEVICE) if torch.is_tensor(x) else x for x in args]
-    return runs.plain_function(module), args
+    return plain_function(module), args
 
 
 def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
@@ -109,7 +110,7 @@ def test_an_edit_of_large_distances_is_caught_interpreted_too(fork, capsys):
 def test_an_edit_of_large_values_is_caught_interpreted_too(name, was, now, fork, capsys):
     """Trained queries and weights are larger than those of a unit normal."""
     module = fork(name, (was, now))
-    plain = runs.plain_function(module)
+    plain = plain_function(module)
     assert kernels.faster(plain, *arguments(name, 30)[1]) is None
     refused = f"model_mine.{name}_attention runs as it is written"
     assert capsys.readouterr().err.startswith(refused if f"{name}_attention" in WAYS else "")
@@ -149,19 +150,19 @@ def test_a_copy_that_is_another_function_runs_as_written(fork, capsys):
     """A name that kernels/ does not know, and a file without a literal form."""
     module = fork("cable", ("cable_attention", "my_attention"))
     model = make("mine", n_embd=64)
-    assert runs.plain_function(module) is module.my_attention
-    with runs.spy(model) as calls:
+    assert plain_function(module) is module.my_attention
+    with spy(model) as calls:
         model(torch.randint(0, 61, (1, 9)))
     assert len(calls) == 2 and kernels.faster(module.my_attention, *calls[0]) is None
     del module.literal
-    assert runs.plain_function(module) is module.my_attention
+    assert plain_function(module) is module.my_attention
     assert capsys.readouterr().err == ""
 
 
 def test_an_attention_from_elsewhere_is_seen_by_its_name_in_the_file(fork):
     fork("cable", ("attend(cable_attention", "attend(renamed"),
          ("class Cache:", "renamed = cable_attention\ndel cable_attention\n\n\nclass Cache:"))
-    with runs.spy(make("mine")) as calls:
+    with spy(make("mine")) as calls:
         make("mine")(torch.randint(0, 61, (1, 9)))
     assert len(calls) == 2
 
@@ -238,14 +239,14 @@ def test_the_comparison_leaves_no_trace_interpreted_too(case, monkeypatch, other
 
 def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     shutil.copy(ROOT / "model_cable.py", copy / "model_mine.py")
-    assert runs.models()["rope"][0] is model_classics and "cable" not in runs.models()
+    assert names.models()["rope"][0] is model_classics and "cable" not in names.models()
     assert capsys.readouterr().err == ""
     for name in ("cable", "k_cable"):
         with pytest.raises(SystemExit, match="model_cable.py and model_mine.py both answer to"):
-            runs.models()[name]
+            names.models()[name]
     answers = "model_mine.py does not answer to 'mine' but to cable, cable_nw"
     with pytest.raises(SystemExit, match=answers):
-        runs.models()["mine"]
+        names.models()["mine"]
 
 
 @pytest.mark.parametrize("broken, reason", [
@@ -257,34 +258,34 @@ def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
 def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, broken, reason):
     (copy / "model_mine.py").write_text(f"{broken}\n")
     for name in ("rope", "cable", "tra"):
-        assert runs.make_model(dict(model=name, n_layer=1))
+        assert names.make_model(dict(model=name, n_layer=1))
     said = capsys.readouterr().err
     assert said.startswith("warning: model_mine.py is left out: ") and reason in said
     assert said.count("\n") == 1
     with pytest.raises(SystemExit, match=r"^error: model_mine.py cannot be used: [^\n]*$"):
-        runs.models()["mine"]
+        names.models()["mine"]
 
 
 def test_a_file_without_variants_answers_to_its_own_name(copy):
     source = (ROOT / "model_fox.py").read_text().replace("VARIANTS = dict(fox=dict())\n", "")
     (copy / "model_mine.py").write_text(source)
-    module, fields = runs.models()["mine"]
+    module, fields = names.models()["mine"]
     assert module.__name__ == "model_mine" and fields == {}
-    assert runs.models()["fox"][0] is model_fox
+    assert names.models()["fox"][0] is model_fox
     with pytest.raises(SystemExit, match="error: unknown model 'mien': did you mean mine"):
-        runs.models()["mien"]
+        names.models()["mien"]
 
 
 def test_a_copy_of_the_encoder(copy):
     source = (ROOT / "model_bert.py").read_text()
     changed = re.sub(r"^VARIANTS = .*$", "VARIANTS = dict(mine=dict())", source, flags=re.M)
     (copy / "model_mine.py").write_text(changed)
-    assert runs.make_model(dict(model="mine", n_layer=1)).is_encoder
+    assert names.make_model(dict(model="mine", n_layer=1)).is_encoder
 
 
 def test_variants_of_fields_that_are_not_there(copy, capsys):
     source = (ROOT / "model_fox.py").read_text().replace("fox=dict()", "mine=dict(windw=8)")
     (copy / "model_mine.py").write_text(source)
     with pytest.raises(SystemExit, match="unexpected keyword argument 'windw'"):
-        runs.models()["mine"]
-    assert runs.models()["fox"][0] is model_fox
+        names.models()["mine"]
+    assert names.models()["fox"][0] is model_fox

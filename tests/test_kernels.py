@@ -10,8 +10,9 @@ import kernels
 import model_cable
 import model_classics
 import model_fox
-import runs
 import sample
+from common import names
+from common.spy import plain_function
 from tests.examples import encoding, example, in_float32
 from tests.helpers import (
     CUDA,
@@ -62,10 +63,10 @@ def test_the_cpus_way_where_steps_sum_to_thousands(T):
 
 
 def test_a_model_in_bfloat16():
-    for name, (module, fields) in sorted(runs.models().items()):
+    for name, (module, fields) in sorted(names.models().items()):
         if not module.__name__.startswith("model_"):
             continue
-        model = runs.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2) | fields)
+        model = names.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2) | fields)
         logits = model.bfloat16()(torch.randint(200, (1, 20)))
         assert (logits[0] if isinstance(logits, tuple) else logits).isfinite().all(), name
 
@@ -75,7 +76,7 @@ def test_a_model_in_bfloat16():
 def test_a_model_in_float64(name):
     """Its sums are float32: the plain function takes both, the fused kernel would read garbage."""
     torch.manual_seed(0)
-    model = runs.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2))
+    model = names.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2))
     idx = torch.randint(257, (1, 300))
     with torch.no_grad():
         want = model(idx)[0]
@@ -111,10 +112,10 @@ def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
     module, _, args = example(case, Tq, Tk)
     if case.startswith("cope val"):
         args[-1] = args[2]
-    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
+    fast = kernels.ON_CPU[plain_function(module).__name__]
     inputs = [x for x in args if x is not None]
     dy = torch.randn_like(args[0])
-    got, want = (gradients(f, inputs, dy) for f in (fast, runs.plain_function(module)))
+    got, want = (gradients(f, inputs, dy) for f in (fast, plain_function(module)))
     for a, b in zip(got, want):
         close(a, b, 1e-12 * max(1, b.abs().max().item()))
     close(got[0], module.literal(*args)[0], 1e-12)
@@ -127,7 +128,7 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
     module, _, args = example(case, 130, 130)
     args = in_float32(args)
-    fast = kernels.ON_CPU[runs.plain_function(module).__name__]
+    fast = kernels.ON_CPU[plain_function(module).__name__]
     before = fast(*args)
     for value in (1e4, 1e30, math.inf, math.nan):
         changed = [x.clone() if torch.is_tensor(x) else x for x in args]

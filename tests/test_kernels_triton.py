@@ -16,7 +16,7 @@ import model_cable
 import model_classics
 import model_cope
 import model_fox
-import runs
+from common.spy import attention_module, plain_function
 from model_classics import attention
 from model_tra import tra_attention
 from tests.examples import encoding, example
@@ -239,7 +239,7 @@ def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
     module, _, args = example(case, Tq=150, Tk=150, B=1, H=1, d=24)
     inputs = [x for x in args if torch.is_tensor(x)]
     dy = torch.randn(1, 1, 150, 24)
-    plain = runs.plain_function(module)
+    plain = plain_function(module)
     truth = gradients(plain, inputs, dy.double())
 
     def error(f):
@@ -304,7 +304,7 @@ FASTER = ["cable", "cable_nw", "k_cable", "fox", "cope_val", "cope_sep", "tra"]
 def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
     """It is called, and changes neither logits nor gradients; nothing is said."""
     model, idx = make(name, **SMALL).to(DEVICE), torch.randint(0, 61, (1, 30)).to(DEVICE)
-    plain, called = runs.plain_function(runs.attention_module(model)), []
+    plain, called = plain_function(attention_module(model)), []
     fast = WAYS.get(plain.__name__)
 
     def counted(*args):
@@ -338,10 +338,10 @@ def test_interpreted_kernel_why_not(monkeypatch):
     assert kernels.why_no_triton(q[..., :12]) == head_12
     assert kernels.why_no_triton(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
     args = argparse.Namespace(device=DEVICE, dtype="float32", kernel="auto")
-    assert "attention by Triton kernel" in runs.setup(args)[2]
+    assert "attention by Triton kernel" in setup(args)[2]
     monkeypatch.setattr(kernels, "enabled", False)  # and afterwards as it was
     args.kernel = "off"
-    assert "attention as the model file has it" in runs.setup(args)[2]
+    assert "attention as the model file has it" in setup(args)[2]
 
 
 @pytest.mark.parametrize("missing, way, words", [
@@ -352,16 +352,18 @@ def test_without_triton_and_without_kernels(missing, way, words):
     code = f"""if True:
         import argparse, sys
         sys.modules["{missing}"] = None
-        import runs, torch
+        import torch
+        from common import names
+        from common.device import kernels, setup
         q, S = torch.randn(1, 4, 9, 16), torch.rand(1, 4, 9).cumsum(-1)
         for name in ("cable", "tra", "cope"):
-            m = runs.make_model(dict(model=name, n_layer=1))
+            m = names.make_model(dict(model=name, n_layer=1))
             assert m(torch.zeros(1, 9, dtype=torch.long))[0].isfinite().all()
         import model_cable
-        fast = runs.kernels and runs.kernels.faster(model_cable.cable_attention, q, q, q, S)
+        fast = kernels and kernels.faster(model_cable.cable_attention, q, q, q, S)
         print(fast.__name__ if fast else None)
-        print(runs.kernels.why_no_triton(q) if runs.kernels else None)
-        print(runs.setup(argparse.Namespace(device="cpu", dtype="auto", kernel="auto"))[2])"""
+        print(kernels.why_no_triton(q) if kernels else None)
+        print(setup(argparse.Namespace(device="cpu", dtype="auto", kernel="auto"))[2])"""
     lines = python(code, ROOT).splitlines()
     assert lines[:2] == [way, "None" if way == "None" else "no Triton"]
     assert lines[2].endswith(words)
@@ -376,7 +378,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     """
     monkeypatch.setattr(kernels, "compared", {})
     module, _, (q, k, v, *more) = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
-    plain = runs.plain_function(module)
+    plain = plain_function(module)
     more = [x for x in more if torch.is_tensor(x)]
     inputs = [x.float().to(DEVICE) for x in (q, k, v, *more)]
 

@@ -16,8 +16,9 @@ import model_diff
 import model_fox
 import model_postnorm
 import model_tra
-import runs
 import sample
+from common import names
+from common.spy import attention_module, plain_function, spy
 from tests.helpers import (
     CUDA,
     INTERPRET,
@@ -100,13 +101,13 @@ def test_a_layer_is_its_formula(name, changes):
 def test_a_spy_sees_what_the_literal_form_explains(name):
     """What attention was called with, put into the literal form, is what the layer goes on with."""
     model, went_on = make(name), []
-    module = runs.attention_module(model)
-    plain, enabled = runs.plain_function(module), kernels.enabled
+    module = attention_module(model)
+    plain, enabled = plain_function(module), kernels.enabled
     for block in model.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _, args: went_on.append(args[0]))
-    with torch.no_grad(), runs.spy(model) as calls:
+    with torch.no_grad(), spy(model) as calls:
         model(torch.randint(0, 61, (2, 20)))
-    assert runs.plain_function(module) is plain and kernels.enabled == enabled
+    assert plain_function(module) is plain and kernels.enabled == enabled
     assert len(calls) == len(went_on) == 2
     for args, y in zip(calls, went_on):
         assert len(args) == len(inspect.signature(plain).parameters)
@@ -119,7 +120,7 @@ def test_a_spy_sees_what_the_literal_form_explains(name):
 def test_cable_and_fox_sum_their_steps_in_float32_under_autocast():
     for name, sums in (("cable", slice(3, 5)), ("fox", slice(3, 4)), ("tra", slice(3, 4))):
         model = make(name)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), runs.spy(model) as calls:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), spy(model) as calls:
             model(torch.randint(0, 61, (2, 600)))
         assert calls[0][0].dtype == torch.bfloat16
         for x in calls[0][sums]:  # not a float32 of what was summed in bfloat16
@@ -219,7 +220,7 @@ def test_pre_final_is_the_other_files_pre():
 
 
 SCHEMES = [(name, norm) for name in MODELS for norm in ("pre", "post")
-           if runs.models()[name][0] is not model_postnorm]
+           if names.models()[name][0] is not model_postnorm]
 SCHEMES += [("postnorm", norm) for norm in model_postnorm.SCHEMES]
 
 
@@ -227,7 +228,7 @@ SCHEMES += [("postnorm", norm) for norm in model_postnorm.SCHEMES]
 def test_causality(name, norm, monkeypatch):
     """No later token changes an earlier output: not by a bit, on a GPU not beyond rounding."""
     model, T = make(name, norm=norm, qk_norm=norm == "post"), 24
-    monkeypatch.setattr(runs.attention_module(model), "ROWS", 10)
+    monkeypatch.setattr(attention_module(model), "ROWS", 10)
     idx = torch.randint(0, 61, (2, T))
     exact = not INTERPRET and not CUDA
     for enabled, allowed in ((False, 0), (True, 0 if exact else 1e-5)):
@@ -255,7 +256,7 @@ def test_cached_decoding_equals_the_full_forward(name):
         torch.manual_seed(7)
         full = model(idx)[0]
         torch.manual_seed(7)
-        cache = runs.new_cache(model, T if name == "label" else 8)  # 8: the buffers have to grow
+        cache = names.new_cache(model, T if name == "label" else 8)  # 8: the buffers have to grow
         pieces = [model(idx[:, a:b], cache=cache)[0] for a, b in zip(cuts, cuts[1:])]
         assert cache.t == T
         close(torch.cat(pieces, 1), full, 1e-3 * full.abs().max().item())
@@ -268,7 +269,7 @@ def test_cached_decoding_equals_the_full_forward(name):
 def test_a_label_cache_announces_its_length():
     model = make("label")
     with torch.no_grad(), pytest.raises(ValueError, match="the cache announced 8 tokens, more"):
-        cache = runs.new_cache(model, 8)
+        cache = names.new_cache(model, 8)
         model(torch.zeros(1, 6, dtype=torch.long), cache=cache)
         model(torch.zeros(1, 3, dtype=torch.long), cache=cache)
 
@@ -286,7 +287,7 @@ def test_training_and_decoding_under_autocast(name):
         loss.backward()
         with torch.no_grad():
             torch.manual_seed(1)
-            cache = runs.new_cache(model, 20)
+            cache = names.new_cache(model, 20)
             pieces = [model(part, cache=cache)[0] for part in idx.split([7, 1, 12], 1)]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     if name not in ("tra", "learned_hard"):  # where a rounding may choose another set of keys
@@ -317,6 +318,6 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     ("bert_rope", dict(pe="x"), "pe='x' is not one of cable")])
 def test_settings_that_do_not_fit(name, fields, message):
     """Those that test_train_says_what_is_wrong has not."""
-    module, variant = runs.models()[name]
+    module, variant = names.models()[name]
     with pytest.raises(ValueError, match=re.escape(message)):
         module.GPT(module.GPTConfig(**TINY | variant | fields))
