@@ -21,8 +21,9 @@ What differs from the paper, and why:
 - backbone: that of the other files, RMSNorm before each part, no biases but those of w_c and w_s,
   dropout 0; no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
-- embeddings are times sqrt(C), as Vaswani et al. (2017) have them: search finds more, we suppose
-  because what a token is then stays visible in the mean of the states
+- embeddings are times sqrt(C), as Vaswani et al. (2017) have them, with bert_learned its table of
+  positions, too: search finds more, we suppose because what a token is then stays visible in the
+  mean of the states
 """
 import math
 from dataclasses import dataclass

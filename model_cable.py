@@ -12,9 +12,10 @@ What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
-- K-CABLE's -log(b^2 + 1) has two readings: b = S_i - S_j, with g_i times the logarithm, or
-  b = g_i (S_i - S_j)
-- in Eq. 1 q . k is not divided by sqrt(d); ours and the authors' code divide
+- K-CABLE's -log(b^2 + 1) has two readings: b = S_i - S_j, with g_i times the logarithm, as in the
+  authors' later code, or b = g_i (S_i - S_j)
+- in Eq. 1 q . k is not divided by sqrt(d), nor in the code that the authors released first; ours
+  and their later code divide. That first code has softplus steps and no g: cable_nw_softplus
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 """
 import math

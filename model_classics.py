@@ -3,13 +3,12 @@ The classics: nine ways to tell a transformer where a token is, one small class 
 
     logit_ij = q_i . k_j / sqrt(d) + bias_ij        for the keys j <= i
 
-An encoding has up to three hooks: embed() adds to the token embedding, rotate() turns q and k,
-bias() adds to the logits. For all of them every token is one step. ALiBi alone has kernels.
 What differs from the papers, and why:
 - one backbone: only the encoding differs, and sinusoidal's token embeddings, times sqrt(C)
 - t5: an entry for every distance and the 1/sqrt(d); the paper has logarithmic buckets, no sqrt(d)
-- relative is q_i . e[i-j] without 1/sqrt(d), as CoPE has it, so that the two can be compared
-- randomized labels (Ruoss et al., 2023) are drawn once per forward, for the whole batch
+- kerple's p and a are each layer's own; its authors' code shares them. fire's MLP starts at
+  N(0, .02), almost flat, its authors' at torch's default; their L = 512 exceeds short windows
+- relative: q_i . e[i-j] without 1/sqrt(d), as in CoPE's paper; CoPE's release divides by default
 """
 import math
 from dataclasses import dataclass
@@ -46,14 +45,14 @@ class GPTConfig:
 # nine encodings. pos (T,) are positions, i (Tq, 1) and j (Tk,) those of queries and keys
 
 class Encoding(nn.Module):
-    """What an encoding may do. This one does nothing."""
+    """What an encoding may do: three hooks, all called, of which this one does nothing."""
     per_layer = False  # whether every layer learns its own
     bias = None        # or a method (q, i, j) -> (1 or B, H, Tq, Tk), added to the logits
 
     def __init__(self, config):
         super().__init__()
 
-    def embed(self, x, pos, cache):  # x (B, T, C)
+    def embed(self, x, pos, cache):  # x (B, T, C), the token embeddings
         return x
 
     def rotate(self, q, k, pos):     # q, k (B, H, T, d)
@@ -70,12 +69,9 @@ class Learned(Encoding):
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
 
     def embed(self, x, pos, cache):
-        table, end = self.wpe.num_embeddings, x.size(1)
-        if cache is not None:
-            end += cache.t
-        if end > table:
-            raise ValueError(
-                f"learned positions end at block_size={table}; {end} tokens do not fit")
+        size, end = self.wpe.num_embeddings, x.size(1) + (cache.t if cache is not None else 0)
+        if end > size:
+            raise ValueError(f"learned positions end at block_size={size}; {end} tokens do not fit")
         return x + self.wpe(pos)
 
 
@@ -92,20 +88,15 @@ class RoPE(Encoding):
     """Rotate q and k by an angle that grows with position (Su et al., 2021)."""
     def __init__(self, config):
         super().__init__(config)
-        d = config.n_embd // config.n_head
-        if d % 2:
-            raise ValueError(f"rope turns pairs of channels: head size {d} is odd")
+        if config.n_embd // config.n_head % 2:
+            raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
 
     def rotate(self, q, k, pos):
         half = q.size(-1) // 2
         freq = 10000.0 ** (-torch.arange(half, device=q.device) / half)     # (d/2,)
-        angle = pos[:, None] * freq                                         # (T, d/2)
+        angle = pos[:, None] * torch.cat((-freq, freq))                     # (T, d)
         cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
-
-        def turn(x):
-            a, b = x[..., :half], x[..., half:]
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        return turn(q), turn(k)
+        return [x * cos + x.roll(half, -1) * sin for x in (q, k)]
 
 
 class ALiBi(Encoding):
@@ -181,7 +172,7 @@ class Relative(Encoding):
 
 
 class Label(Encoding):
-    """Vectors of random increasing labels, at test time too (Ruoss et al., 2023)."""
+    """Vectors of random increasing labels, one draw a batch, also at test (Ruoss et al., 2023)."""
     def __init__(self, config):
         super().__init__(config)
         if config.n_label < 0:
@@ -189,17 +180,16 @@ class Label(Encoding):
         self.wpe = nn.Embedding(config.n_label or 16 * config.block_size, config.n_embd)
 
     def embed(self, x, pos, cache):
-        start, T, R = cache.t if cache is not None else 0, x.size(1), self.wpe.num_embeddings
-        if start == 0:  # a new sequence: a sorted draw without replacement, for all tokens to come
-            n = T if cache is None else max(T, cache.size)
+        T, R = x.size(1), self.wpe.num_embeddings
+        cache = Cache(T) if cache is None else cache
+        if cache.t == 0:  # a new sequence: a sorted draw without replacement, for all to come
+            n = max(T, cache.size)
             if n > R:
-                raise ValueError(f"label: {n} tokens do not fit in n_label={R} labels; "
-                                 "train with a larger --n_label")
-            self.labels = torch.randperm(R)[:n].sort().values
-        if start + T > len(self.labels):
-            raise ValueError(f"label: the cache announced {len(self.labels)} tokens, more came; "
-                             "make it with Cache(size)")
-        return x + self.wpe(self.labels[start:start + T].to(x.device))
+                raise ValueError(f"label: {n} tokens do not fit in n_label={R} labels")
+            cache.labels = torch.randperm(R)[:n].sort().values
+        if cache.t + T > len(cache.labels):
+            raise ValueError(f"label: the cache announced {len(cache.labels)} tokens, more came")
+        return x + self.wpe(cache.labels[cache.t:cache.t + T].to(x.device))
 
 
 ENCODINGS = dict(learned=Learned, sinusoidal=Sinusoidal, rope=RoPE, alibi=ALiBi, t5=T5,
@@ -217,10 +207,10 @@ STEP = "1: every token counts the same"
 def literal(q, k, v, bias=None):
     """The equation as written, T x T: attention's arguments -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
     j = torch.arange(Tk, device=q.device)
+    seen = j <= i
     step = seen.to(qk.dtype).expand_as(qk)
     distance = (i - j) * step
     bias = bias(q, i, j).expand_as(qk) if bias else torch.zeros_like(qk)

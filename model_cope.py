@@ -9,14 +9,15 @@ them, and look the count up in a table of positions (Golovneva et al., 2024; Eq.
     logit_ij = s_ij + (1 - w) z_i[floor p] + w z_i[ceil p],  w = p - floor p           (Eq. 8, 9)
 
 With all gates at 1, p = i - j + 1: relative position embeddings, one entry further on. One table e
-serves all heads. z is not divided by sqrt(d), as in Listing 1.
+serves all heads. z is not divided by sqrt(d), as in Listing 1; the authors' release divides it by
+default.
 What differs from the paper, and why:
 - Eq. 5 and 8 print the two weights the wrong way round (a jump at every whole number); Listing 1
   has them as here
 - Eq. 3 and 9 print s without its 1/sqrt(d); Listing 1 has it. The text below Eq. 3 has j < i;
   Eq. 4 and Listing 1 count the query's own step, too, as here
 - the table serves all layers, too, as in Table 8's first row; section 4 has one a layer, as with
-  share=False
+  share=False, and so has the release, with block_size + 1 entries by default
 - backbone: ours, where the paper has GPT-2's (text), Llama's (code) and its release's (counting)
 - what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in experiments/
 """
@@ -158,9 +159,12 @@ class CausalSelfAttention(nn.Module):
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
         if self.gates == "val":
             gate_keys = v
-        y = attend(cope_attention, q, k, v, pos_emb, gate_keys)
+        y = self.attention(q, k, v, pos_emb, gate_keys)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
+
+    def attention(self, q, k, v, pos_emb, gate_keys):
+        return attend(cope_attention, q, k, v, pos_emb, gate_keys)
 
 
 class MLP(nn.Module):

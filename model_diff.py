@@ -10,6 +10,7 @@ Differential Transformer: two attention maps, the second subtracted from the fir
 q1, q2 are the halves of q, k1, k2 those of k, each turned by RoPE.
 What differs from the paper, and why:
 - both exponents of lambda stop at 20: beyond, it would be infinity minus infinity
+- qk_norm normalises the two halves of q, and of k, together; the paper has no such norm
 - as many heads as the other models, each with two maps of half its size, where the paper halves
   the number of heads: parameters and FLOPs are equal, and n_head means the same in every table
 - backbone: that of the other files, GELU where the paper has SwiGLU

@@ -1,7 +1,7 @@
 """
-Post-Norm can Resharpen Attention (anonymous, 2026): attention averages, so what one token adds to
-the output shrinks like 1 / T as the text grows. A norm after the attention undoes the shrinking;
-the question is where the norms sit.
+Post-Norm can Resharpen Attention (Zsámboki, Levi, Smith, Kagalwala, Kell, Liechty and Wang, arXiv
+2510.08341): attention averages, so what one token adds to the output shrinks like 1 / T as the text
+grows. A norm after the attention can undo the shrinking; the question is where the norms sit.
 
     x = Emb(t);  if peri_init: x = N(x)
     for F in [Attn, MLP] * n_layer:
@@ -11,9 +11,10 @@ the question is where the norms sit.
       peri, peri_init:  x = x + N(F(N(x)))
     logits = (N(x) if pre_final, peri or peri_init else x) U
 
-The paper's "pre" has no norm before the unembedding U, and each of its other schemes has a norm
-somewhere after the attention. So two controls belong beside them: pre_final, GPT-2's pre-norm, and
-output, a norm on the attention's output alone.
+As we read its section 5.1, the paper's "pre" has no norm before the unembedding U, and each of its
+other schemes has a norm somewhere after the attention. So two controls belong beside them:
+pre_final, GPT-2's pre-norm, and output, a norm on the attention's output alone, with which the
+theorem's symmetric hard-coded weights (not any weights) stay sharp at every length.
 
 What differs from the paper, and why:
 - pre_final and output are ours; "pre_final" is the other files' "pre". Their "post" has a norm on

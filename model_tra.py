@@ -1,6 +1,7 @@
 """
 TRA, Threshold Relative Attention: first drop the keys that do not matter to this query, then count
-the distance over those that are left (Opper, Fernandez, Smolensky and Gao, 2025; Eq. 3-12).
+the distance over those that are left (Opper, Fernandez, Smolensky and Gao, 2025; Eq. 3-12 of the
+paper in the MOSS workshop; the journal version, TMLR 2025, is arXiv 2503.23174).
 
     s_ij = q_i . k_j / sqrt(d)
     M_ij = 1 if s_ij > 0 else 0            who passes the paper's ReLU             (Eq. 3, 4)
@@ -62,7 +63,8 @@ def literal(q, k, v, log_decay):
     step = ((qk > 0) & seen).to(log_decay.dtype)                            # M
     distance = step.flip(-1).cumsum(-1).flip(-1)                            # C, summed from j to i
     bias = (distance * log_decay[..., None]).masked_fill(step == 0, float("-inf"))
-    attention = (qk + bias).softmax(-1).nan_to_num(0)  # no survivor: 0 / 0
+    some = distance[..., :1] > 0                                            # survivors, or none
+    attention = (qk + bias).masked_fill(~some, 0).softmax(-1) * some
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
@@ -126,9 +128,12 @@ class CausalSelfAttention(nn.Module):
         log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
         if cache is not None:  # counts start at the query: nothing else to remember
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = attend(tra_attention, q, k, v, log_decay)
+        y = self.attention(q, k, v, log_decay)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
+
+    def attention(self, q, k, v, log_decay):
+        return attend(tra_attention, q, k, v, log_decay)
 
 
 class MLP(nn.Module):
