@@ -102,10 +102,9 @@ def attend(logits, v, m, den, acc):
 # -----------------------------------------------------------------------------
 # pieces of what calls them
 
-def check(q, k, v):
-    """An AssertionError where q (B, H, Tq, d) and k, v (B, H, Tk, d) do not fit each other."""
-    fit = q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype
-    assert fit, "the queries are the last of the keys, of one dtype"
+def fit(q, k, v):
+    """Whether q (B, H, Tq, d) are the last of the keys k, v (B, H, Tk, d), all of one dtype."""
+    return q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype
 
 
 def check_memory(*tensors):

@@ -49,10 +49,10 @@ from .common import (
     WAITS,
     attend,
     bands,
-    check,
     check_memory,
     constants,
     dot,
+    fit,
     gradients,
     load,
     outputs,
@@ -549,7 +549,8 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     cope_attention of model_cope.py. q (B, H, Tq, d); k, v, gate_keys (B, H, Tk, d); pos_emb (d, P)
     -> (B, H, Tq, d).
     """
-    check(q, k, v)
+    if not fit(q, k, v):
+        return None
     z = q @ pos_emb.to(q.dtype)
     gate_keys = None if gate_keys is None else gate_keys.contiguous()
     # contiguous: kernels then need no strides

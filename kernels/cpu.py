@@ -14,9 +14,10 @@ q' = [q, sqrt(d) g] and k' = [k, S - S_a] all logits of a row are g_i (S_i - S_a
 softmax does not mind: plain attention, which torch runs in its fused kernel. Near and far are added
 by their log-sum-exps. No row sees anything of a later token: S_a is the first row's own.
 
-Beyond LONG keys `far` begins at the first key that can matter. No logit is larger than |q| max|k| /
-sqrt(d) - g (S_i - S_j); this bound falls with the distance. Where it is 17 + ln T below the
-log-sum-exp of the row's near keys, all keys farther on weigh less, together, than float32 rounding.
+Beyond LONG keys `far` begins at the first key that can matter, as FoX's pruning has it (Lin et al.,
+2025, arXiv 2504.06949). No logit is larger than |q| max|k| / sqrt(d) - g (S_i - S_j); this bound
+falls with the distance. Where it is 17 + ln T below the log-sum-exp of the row's near keys, all
+keys farther on weigh less, together, than float32 rounding.
 A few rows of a block, with a small g, look much farther than the others: rows are sorted by their
 reach, and looked up in groups. A head that hardly decays is one block, near and far alike through
 the extra channel. What is dropped may depend, in digits that are lost anyway, on later rows of the

@@ -37,7 +37,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .common import LOG2E, check, check_memory, constants, dot, place, place_keys
+from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys
 
 # -----------------------------------------------------------------------------
 # pieces of all three kernels
@@ -340,7 +340,8 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
     """-> dq, dk, dv, dS, dg."""
     check_memory(S, g, lse)
     Tq, Tk = q.size(2), k.size(2)
-    dout = dout.transpose(1, 2).contiguous()
+    # as the kernels read them; out, too, as a saved-tensor hook may have moved it
+    out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))
     dq, dk, dv, dS, dg = gradients(q, k, v, S, g)
     dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
     _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
@@ -385,9 +386,8 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
     (B, H, Tq) or None for 1 -> (B, H, Tq, d). log_kernel: K-CABLE's, outside only; else None.
     """
-    if log_kernel == "inside":
+    if log_kernel == "inside" or not fit(q, k, v):
         return None
-    check(q, k, v)
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()

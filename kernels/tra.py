@@ -7,8 +7,9 @@ TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix of
 
 A row without survivors gives 0. As in cope.py a program takes BM rows and walks the keys leftwards
 from the diagonal in tiles of BN, each row carrying its count. What the band ends at differs:
-nothing is left of it, as the decay has made it too small to matter. With m the row's largest logit
-so far, c its count and N the keys to come, those can add at most
+nothing is left of it, as the decay has made it too small to matter, the bound being like that of
+FoX's pruning (Lin et al., 2025, arXiv 2504.06949). With m the row's largest logit so far, c its
+count and N the keys to come, those can add at most
 
     sum_{n>=1} exp(U + (c + n) log delta) <= exp(U + (c + 1) log delta) min(N, 1 / (1 - delta))
     U = |q_i| max_{j<=i} |k_j| / sqrt(d)
@@ -39,10 +40,10 @@ from .common import (
     WAITS,
     attend,
     bands,
-    check,
     check_memory,
     constants,
     dot,
+    fit,
     gradients,
     load,
     outputs,
@@ -286,6 +287,7 @@ def tra_attention(q, k, v, log_decay):
     tra_attention of model_tra.py. q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq)
     -> (B, H, Tq, d).
     """
-    check(q, k, v)
+    if not fit(q, k, v):
+        return None
     log_decay = log_decay.float().contiguous()
     return tra(q.contiguous(), k.contiguous(), v.contiguous(), log_decay)[0]
