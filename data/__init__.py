@@ -164,6 +164,8 @@ class Task:
             check_split(options.split, self.splits)
             splits = [options.split]
         tasks, rows = self.of_lengths(runs, options.lengths), []
+        print(f"{self.data}: {options.amount:,} new sequences a split, % [95 % interval]; "
+              f"{options.words}")
         for run in runs:
             row, start = describe(run) | dict(scores={}), time.monotonic()
             for T, task in tasks.items():
@@ -205,6 +207,11 @@ def describe(run):
         checkpoint=run.path.name, iter=run.checkpoint["iter"],
         train_seconds=round(run.checkpoint["seconds"]), block_size=run.config["block_size"],
         parameters=sum(p.numel() for p in run.model.parameters()), config=run.config)
+
+
+def piece(model):
+    """How many tokens to run through a model at once: so many that their logits stay small."""
+    return max(256, min(16384, 2**26 // model.config.vocab_size))
 
 
 def check_split(split, splits):

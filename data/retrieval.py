@@ -19,27 +19,35 @@ of the same file: of some, the one that the model ranks first before the trainin
 """
 import ast
 import hashlib
+import itertools
+import math
 import os
 import re
 import sys
+import textwrap
+import time
 import warnings
-import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data import text
+from data import check_same, check_split, describe, text
 from data.text import PAD
 
-ASKED = 8      # queries of one test document at most
-WORDS = 4      # of a query at least
-SENTENCES = 8  # prose: one sentence in so many is a query
-PLACES = 16    # in a file, among which its hard negatives are chosen
+ASKED = 8       # queries of one test document at most
+WORDS = 4       # of a query at least
+SENTENCES = 8   # prose: one sentence in so many is a query
+PLACES = 16     # in a file, among which its hard negatives are chosen
+TOKENS = 2**14  # that go through an encoder at once
+LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
+READINGS = dict(
+    whole="one vector of all that it may read", windows="the best window of the training length",
+    bm25="BM25", whole_bm25="the reciprocal ranks by whole and by BM25, added",
+    windows_bm25="the reciprocal ranks by windows and by BM25, added")
 
 
 @dataclass
@@ -52,9 +60,10 @@ class Task(text.CutTask):
     temperature: float = 0.05    # cosines are divided by it
     hard_negatives: bool = True  # also tell a definition from another place of its file
 
-    kind = "pairs"
     splits = text.SPLITS
+    validation_splits = text.SPLITS[1:2]
     least_batch = 2  # one pair has nothing to tell its document from
+    unit, amount, figure = "queries", 1000, "ndcg"
     # paper: CABLE, section 5.2: 1.25 million samples once; nano: for one CPU core
     defaults = {
         "nano": dict(
@@ -87,8 +96,8 @@ class Task(text.CutTask):
         corpus = config["corpus"]
         if corpus in (*text.CORPORA, "msmarco"):
             return True
-        path = pairs_file(text.PREPARED / f"{text.name_of(corpus)}-{config['tokenizer']}")
-        return str(load(path).get("sha256")) == source
+        files = text.PREPARED.glob(f"{text.name_of(corpus)}-{config['tokenizer']}-*.npz")
+        return any(str(np.load(path)["sha256"]) == source for path in files)
 
     def stream(self):
         return np.concatenate([self.pairs["train.documents"], self.pairs["train.queries"]])
@@ -121,6 +130,9 @@ class Task(text.CutTask):
         x = np.hstack((queries, documents, negatives))
         return x, np.column_stack((of[n], start, other, first))
 
+    def check(self, split, batch_size, x, y):
+        """y are places, not tokens."""
+
     def negatives(self, split, n):
         """The hard negatives of pairs n: their documents and first tokens, -1 for none."""
         of, first = self.pairs[f"{split}.of"][n], np.full(len(n), -1)
@@ -145,10 +157,9 @@ class Task(text.CutTask):
             return
         device = next(model.parameters()).device
 
-        def embed(tokens):
-            found = [model(part.to(device), pooled=True).cpu()
-                     for part in torch.from_numpy(tokens).split(128)]
-            return torch.cat(found)
+        def vectors(tokens):
+            parts = torch.from_numpy(tokens).split(128)
+            return torch.cat([model(part.to(device), pooled=True).cpu() for part in parts])
         print("choosing a hard negative for each pair", file=sys.stderr)
         model.eval()
         of, T = self.pairs["train.of"], self.block_size
@@ -161,16 +172,15 @@ class Task(text.CutTask):
             places = places[np.linspace(0, len(places) - 1, min(PLACES, len(places))).astype(int)]
             windows = self.cut("train.documents", np.full(len(places), document), places, T)
             queries = self.cut("train.queries", n, 0, self.query_size)
-            score = (embed(queries) @ embed(windows).T).numpy()          # (queries, places)
+            score = (vectors(queries) @ vectors(windows).T).numpy()      # (queries, places)
             before, after = at[n, None] - 2 * T, np.maximum(at + 2 * T, end)[n, None]
             score[(before < places) & (places < after)] = -np.inf        # the answer itself
-            best = score.argmax(1)
-            known = np.isfinite(score.max(1))
-            chosen[n[known]] = places[best[known]]
+            has_other = np.isfinite(score.max(1))
+            chosen[n[has_other]] = places[score.argmax(1)[has_other]]
         model.train()
         self.kept["negatives"] = torch.from_numpy(chosen)
 
-    def loss(self, model, x, y):
+    def forward(self, model, x, y):
         """
         InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
         overlaps the query's own is no negative: it may be as right. (One farther into the same
@@ -187,10 +197,14 @@ class Task(text.CutTask):
         same = near & (of[:, None] == torch.cat((of, other[some])))
         same.fill_diagonal_(False)
         score = score.masked_fill(same, -torch.inf)
-        own = torch.arange(B, device=x.device)
-        return (F.cross_entropy(score, own) + F.cross_entropy(score[:, :B].T, own)) / 2
+        right = torch.arange(B, device=x.device)
+        return score, (F.cross_entropy(score, right) + F.cross_entropy(score[:, :B].T, right)) / 2
 
-    # ---- search
+    def score(self, logits, x, y):
+        """A batch is too small to search in: evaluate does."""
+        return {}
+
+    # ---- evaluation
 
     def collection(self, split, limit):
         """
@@ -208,19 +222,348 @@ class Task(text.CutTask):
         stream, starts = self.pairs[name], self.pairs[f"{name}.starts"]
         return [stream[a:min(a + size, b)] for a, b in zip(starts, starts[1:])]
 
-    def ours(self, texts):
-        """Texts in the tokenizer's tokens -> in ours, which the model knows."""
-        return [self.table[tokens] for tokens in texts]
-
     def read(self, texts):
         """Texts in the tokenizer's tokens -> [str]"""
         encoding = text.get_encoding(self.tokenizer)
         return [encoding.decode(tokens.tolist()) for tokens in texts]
 
+    def evaluate(self, runs, options):
+        """Search by every run, documents cut to every length -> what eval.py writes as JSON."""
+        if options.strided:
+            raise ValueError("--strided is for text, not for a search")
+        check_same(runs, {"tokenizer", "block_size", "query_size"})
+        split, T = options.split or "test", self.block_size
+        check_split(split, self.splits)
+        lengths = sorted(set(options.lengths or [T * m for m in LONGER]))
+        if any(L % T for L in lengths):
+            raise ValueError(f"--lengths of a search must be multiples of the training length, {T}:"
+                             " its windows are of that length")
+        documents, queries, of, at = self.collection(split, lengths[-1])
+        asked = np.random.default_rng(options.seed).permutation(len(queries))[:options.amount]
+        if not len(asked):
+            raise ValueError(f"no query of {split} is answered in the first {lengths[-1]} tokens")
+        queries, of, at = [queries[n] for n in asked], of[asked], at[asked]
+        chance = float(ndcg(np.arange(1, len(documents) + 1)).mean())
+        print(f"nDCG@10 in % (chance {100 * chance:.1f}): {len(queries):,} queries, "
+              f"{len(documents):,} documents of {self.corpus} ({split}), cut to length; "
+              f"{options.words}", flush=True)
+
+        bm25, rows = {}, []
+        words = [words_of(query) for query in self.read(queries)]
+        for L in lengths:
+            texts = (self.read([tokens[:L]])[0] for tokens in documents)  # one at a time: many
+            bm25[L] = bm25_scores(words, map(words_of, texts))
+        for run in runs:
+            start = time.monotonic()
+            places, by_first = ranked(run, documents, queries, of, bm25, options)
+            row = describe(run) | dict(search={}, eval_seconds=round(time.monotonic() - start, 2))
+            for reading, by_length in places.items():
+                row["search"][reading] = {L: summary(by_length[L], of, options.seed)
+                                          for L in by_length}
+            row["by_answer_at"] = None  # nobody knows
+            if self.pairs[f"{split}.at"].any():
+                row["by_answer_at"] = by_evidence(places, by_first, at, T)
+            row["places"] = {L: place.tolist() for L, place in places["whole"].items()}
+            rows.append(row)
+            show_row(row, lengths)
+        about = dict(corpus=self.corpus, sha256=self.source)
+        return dict(data=about, split=split, queries=len(queries), documents=len(documents),
+                    chance=chance, lengths=lengths, readings=READINGS, answers=of.tolist(),
+                    runs=rows)
+
+    # ---- search
+
+    @staticmethod
+    def search(run, folder, prompt, device, context, bm25=True):
+        """Print the files of a folder that answer a prompt best, with up to three places of each."""
+        asked = (prompt or b"").decode("utf-8", "replace").strip("\ufeff").strip()
+        if not asked:
+            raise ValueError("the prompt is empty: a search needs words")
+        vectors = kept_vectors(run, device, context)
+        search_folder(run, text.read_files(folder), asked, vectors, bm25)
+
 
 def trim(idx):
     """(B, T) without the columns at its end in which there is only padding."""
     return idx[:, :max(1, int((idx != PAD).sum(1).max()))]
+
+
+# -----------------------------------------------------------------------------
+# texts as vectors, and what is made of them
+
+def embed(model, texts, device, context):
+    """Texts, a list of (n,) token arrays -> (N, C) unit vectors."""
+    vectors = np.empty((len(texts), model.config.n_embd), np.float32)
+    for batch in batches(texts):
+        longest = max(1, len(texts[batch[-1]]))
+        idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
+        for row, n in zip(idx, batch):
+            row[:len(texts[n])] = torch.from_numpy(texts[n])
+        with context, torch.no_grad():
+            vectors[batch] = model.embed(idx.to(device)).float().cpu().numpy()
+    return vectors
+
+
+def batches(texts):
+    """Which texts go through a model together: of like lengths, TOKENS with their padding."""
+    batch = []
+    for n in sorted(range(len(texts)), key=lambda n: len(texts[n])):
+        if batch and (len(batch) + 1) * len(texts[n]) > TOKENS:
+            yield batch
+            batch = []
+        batch.append(n)
+    yield batch
+
+
+def windows_of(texts, T):
+    """-> all windows of T tokens of all texts; (windows,) the text of each, and where it begins."""
+    places = [(n, start) for n, tokens in enumerate(texts)
+              for start in range(0, max(1, len(tokens)), T)]
+    of, starts = np.array(places).T
+    return [texts[n][start:start + T] for n, start in places], of, starts
+
+
+def ranked(run, documents, queries, of, bm25, options):
+    """
+    One model -> {reading: {length: (Q,) at which place the right document comes}}, and (Q,) the
+    same by the first T tokens alone.
+    """
+    def vectors(texts):
+        return embed(run.model, texts, options.device, options.context)
+    table = text.cut_to(run.checkpoint["kept"]["vocabulary"])
+    ours = [table[tokens] for tokens in documents]
+    query = vectors([table[tokens] for tokens in queries])
+    windows, owner, start = windows_of(ours, run.config["block_size"])
+    by_window = query @ vectors(windows).T
+    places = {reading: {} for reading in READINGS}
+    for L, lexical in bm25.items():
+        seen = start < L
+        scores = dict(bm25=lexical, windows=best_window(by_window[:, seen], owner[seen], len(ours)))
+        try:
+            scores["whole"] = query @ vectors([tokens[:L] for tokens in ours]).T
+        except ValueError as e:  # an encoding that ends
+            print(f"  {run.name}: {e}")
+        for name in scores.keys() & {"whole", "windows"}:
+            scores[f"{name}_bm25"] = reciprocal_rank(scores[name]) + reciprocal_rank(lexical)
+        for reading, score in scores.items():
+            places[reading][L] = ranks(score, of)
+    return places, ranks(by_window[:, start == 0], of)
+
+
+def best_window(scores, of, N):
+    """(Q, windows) and their documents (windows,), in order -> (Q, N), each document's best."""
+    firsts = np.searchsorted(of, np.arange(N))
+    return np.maximum.reduceat(scores, firsts, axis=1)
+
+
+def reciprocal_rank(scores):
+    """Scores (Q, N) -> (Q, N), 1 / (60 + the document's place) (Cormack et al., 2009)."""
+    return 1 / (61 + (-scores).argsort(1, kind="stable").argsort(1))
+
+
+def ranks(scores, answer):
+    """
+    scores (Q, N) of N documents for Q queries, answer (Q,) -> (Q,), at which place from 1 the right
+    document comes. Of documents with the same score the right one comes last, as does a NaN.
+    """
+    right = scores[np.arange(len(answer)), answer]
+    return (~(scores < right[:, None])).sum(1)
+
+
+def ndcg(places, k=10):
+    """nDCG@k of queries with one right document each, at places (Q,) from 1 -> (Q,)."""
+    return np.where(places <= k, 1 / np.log2(1 + places), 0)
+
+
+def summary(places, of, seed):
+    """Places (Q,) of the right documents `of` -> {metric: dict(value, low, high)}."""
+    scores = {}
+    measures = {"ndcg@10": ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
+    for name, values in measures.items():
+        low, high = bootstrap(np.asarray(values, float), of, seed)
+        scores[name] = dict(value=float(np.mean(values)), low=low, high=high)
+    return scores
+
+
+def bootstrap(values, groups, seed=0, times=1000):
+    """
+    The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
+    drawn anew: the queries of one document are not independent. Of a single group NaN.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    total, size = np.bincount(group, values), np.bincount(group)
+    if len(size) < 2:
+        return math.nan, math.nan
+    drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
+    low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def by_evidence(places, first, at, T):
+    """
+    nDCG@10 by the token at which the answer begins, documents cut to 16 T (or as near as was
+    scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
+    """
+    L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
+    edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
+    of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
+    scores = dict(length=L, edges=edges, queries=[int(these.sum()) for these in of_bin])
+    for name, by_length in (places | dict(first={L: first})).items():
+        if L in by_length:
+            value = ndcg(by_length[L])
+            scores[name] = [float(value[these].mean()) if these.any() else None for these in of_bin]
+    return scores
+
+
+def show_row(row, lengths):
+    """Print one model's numbers in %, with half of their 95 % interval."""
+    def line(name, cells):
+        print(f"{name:<16}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+
+    def line_of(name, by_length, metric):
+        cells = []
+        for L in lengths:
+            score = by_length[L][metric] if L in by_length else None
+            half = 50 * (score["high"] - score["low"]) if score else 0
+            cells.append(f"{100 * score['value']:.1f} ± {half:.1f}" if score else "-")
+        line(name, cells)
+    print(f"\n{row['name']}")
+    line("tokens", [f"{L:,}" for L in lengths])
+    for reading, by_length in row["search"].items():
+        line_of(reading, by_length, "ndcg@10")
+    for metric in ("recall@1", "recall@10"):
+        line_of(f"whole, {metric}", row["search"]["whole"], metric)
+    far = row["by_answer_at"]
+    if far:
+        print(f"nDCG@10 by where the answer begins, documents of {far['length']:,} tokens; first: "
+              f"only their first {row['block_size']} are read")
+        line("from token", [f"{n:,}" for n in far["edges"][:-1]])
+        line("queries", far["queries"])
+        for reading in [*READINGS, "first"]:
+            if reading in far:
+                line(reading, ["-" if v is None else f"{100 * v:.1f}" for v in far[reading]])
+
+
+# -----------------------------------------------------------------------------
+# BM25
+
+def words_of(text):
+    """The words of a text as a search engine takes them: lower case, readLine is two."""
+    parts = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
+    return re.findall(r"[^\W\d_]+|\d+", parts.lower())
+
+
+def bm25_scores(queries, documents, k1=1.2, b=0.75):
+    """
+    Okapi BM25 (Robertson and Zaragoza, 2009): the words of every query (a list of lists), and of
+    every document (taken one after the other) -> scores (Q, N). What most search engines rank by:
+    how often a document has the query's words, rare words counting more.
+    """
+    terms = {}
+    for word in itertools.chain(*queries):
+        terms.setdefault(word, len(terms))
+    counts, length, has = [], [], np.zeros(len(terms))
+    for document in documents:
+        here = {terms[word]: n for word, n in Counter(document).items() if word in terms}
+        counts.append((np.array(list(here), int), np.array(list(here.values()), float)))
+        length.append(len(document))
+        has[counts[-1][0]] += 1
+    idf, mean = np.log(1 + (len(counts) - has + 0.5) / (has + 0.5)), max(np.mean(length), 1)
+    weight = np.zeros((len(counts), len(terms)), np.float32)
+    for row, (which, n), words in zip(weight, counts, length):
+        row[which] = idf[which] * n * (k1 + 1) / (n + k1 * (1 - b + b * words / mean))
+    asked = np.zeros((len(queries), len(terms)), np.float32)
+    for row, query in zip(asked, queries):
+        for word, n in Counter(query).items():
+            row[terms[word]] = n
+    return asked @ weight.T
+
+
+# -----------------------------------------------------------------------------
+# search in a folder of one's own
+
+FILES, EACH, WIDTH = 10, 3, 70  # files that a search names, lines of each, characters of a line
+
+
+def search_folder(run, files, asked, vectors, bm25):
+    """{name: text} of files and a question -> prints the files that answer best, and where."""
+    T, names, words = run.config["block_size"], list(files), words_of(asked)
+    encoding = text.get_encoding(run.config["tokenizer"])
+    table = text.cut_to(run.checkpoint["kept"]["vocabulary"])
+    ids = [encoding.encode_ordinary(said) for said in files.values()]
+    windows, of, start = windows_of([table[tokens] for tokens in ids], T)
+    query = table[encoding.encode_ordinary(asked)][:min(run.config["query_size"], T)]
+    likeness = vectors(windows) @ vectors([query])[0]
+    score = best_window(likeness[None], of, len(ids))[0]
+    if bm25:
+        lexical = bm25_scores([words], map(words_of, files.values()))
+        score = (reciprocal_rank(score[None]) + reciprocal_rank(lexical))[0]
+    for n in (-score).argsort(kind="stable")[:FILES]:
+        where = f"{score[n]:.3f}  {names[n]}"
+        lines = files[names[n]].split("\n")
+        places = lines_of(windows_in_lines(lines, ids[n], encoding, T), likeness[of == n], lines,
+                          words, bm25)
+        for line in places:
+            print(f"{where}:{line + 1}  {snippet(lines[line], words)}")
+            where = " " * len(where)
+
+
+def windows_in_lines(lines, ids, encoding, T):
+    """-> the lines, a range, that each window of T of a file's tokens has a part of."""
+    ends = np.cumsum([0, *(len(encoding.decode_single_token_bytes(token)) for token in ids)])
+    newlines = np.cumsum([len(line.encode()) + 1 for line in lines])
+    edges = np.append(ends[:-1:T], ends[-1])
+    first = np.searchsorted(newlines, edges[:-1], side="right")
+    last = np.searchsorted(newlines, edges[1:] - 1, side="right")
+    return [range(a, b + 1) for a, b in zip(first, last)]
+
+
+def lines_of(windows, likeness, lines, words, bm25):
+    """Of the best windows the line with most of the words, the first of these -> line numbers."""
+    score = likeness
+    if bm25:
+        texts = [words_of(" ".join(lines[n] for n in window)) for window in windows]
+        score = (reciprocal_rank(score[None]) + reciprocal_rank(bm25_scores([words], texts)))[0]
+    places = []
+    for k in (-score).argsort(kind="stable"):
+        line = max(windows[k], key=lambda n: (len({*words} & {*words_of(lines[n])}),
+                                              bool(lines[n].strip())))
+        if line not in places:
+            places.append(line)
+    return places[:EACH]
+
+
+def snippet(line, words):
+    """A line, or of a long one the whole words around the first of `words` in it."""
+    line = " ".join(line.split())
+    if len(line) > WIDTH:
+        at = [line.lower().find(word) for word in words if word in line.lower()]
+        start = max(0, min(at, default=0) - WIDTH // 3)
+        line = line[line.rfind(" ", 0, start) + 1:]
+    return textwrap.shorten(line, WIDTH, placeholder=" ...")
+
+
+def kept_vectors(run, device, context):
+    """
+    -> a function like embed, of texts. What it has computed is kept beside the run, by the hash of
+    each text, in a file for these weights: a second query of a folder is fast.
+    """
+    weights = hashlib.sha256()
+    for x in run.model.state_dict().values():
+        weights.update(x.cpu().numpy().tobytes())
+    path, kept = run.path.parent / f"vectors-{weights.hexdigest()[:12]}.npz", {}
+    if path.exists():
+        arrays = np.load(path)
+        kept = dict(zip(arrays["keys"].tolist(), arrays["vectors"]))
+
+    def vectors(texts):
+        keys = [hashlib.sha256(tokens.tobytes()).hexdigest() for tokens in texts]
+        missing = {key: tokens for key, tokens in zip(keys, texts) if key not in kept}
+        if missing:
+            kept.update(zip(missing, embed(run.model, list(missing.values()), device, context)))
+            save(path, dict(keys=np.array(list(kept)), vectors=np.stack(list(kept.values()))))
+        return np.stack([kept[key] for key in keys])
+    return vectors
 
 
 # -----------------------------------------------------------------------------
@@ -237,21 +580,14 @@ def prepare(corpus, tokenizer):
     if corpus == "fineweb_edu":
         raise ValueError("fineweb_edu is too large to search: choose packages, msmarco or a folder")
     if corpus == "msmarco":
-        folder, source = text.PREPARED / f"msmarco-{tokenizer}", f"{MSMARCO}, {MLDR}"
+        name, source = corpus, f"{MSMARCO}, {MLDR}"
     else:
         if corpus not in text.CORPORA:
             corpus = str(text.absolute(corpus))
-        folder, source, _ = text.look_up(corpus, tokenizer)
-    code = Path(__file__).read_bytes()
-    if corpus != "msmarco":  # whose documents and splits are text.py's
-        code += Path(text.__file__).read_bytes()
-    made_by = hashlib.sha256(code).hexdigest()[:8]
-    source = f"{source}, made by {made_by}"  # an edit of these files makes them anew
-    path = pairs_file(folder)
-    with text.locked(path):
-        arrays = load(path)
-        if str(arrays.get("source")) == source:
-            return corpus, arrays
+        name, source = text.identify(corpus)
+    digest = hashlib.sha256(f"{source} {tokenizer}".encode()).hexdigest()
+    path = text.PREPARED / f"{name}-{tokenizer}-{digest[:12]}.npz"
+    if not path.exists():
         encoding = text.get_encoding(tokenizer)
         print(f"making queries and documents of {corpus} in {path}", file=sys.stderr)
         splits = msmarco() if corpus == "msmarco" else from_documents(corpus)
@@ -259,36 +595,21 @@ def prepare(corpus, tokenizer):
         digest = hashlib.sha256()
         for name in sorted(arrays):
             digest.update(arrays[name].tobytes())
-        arrays |= dict(source=np.array(source), sha256=np.array(digest.hexdigest()))
-        try:
-            save(path, arrays)
-        except OSError as e:
-            raise ValueError(f"could not prepare {corpus}: {e}") from e
-    return corpus, arrays
-
-
-def load(path):
-    """The arrays of a prepared file; {} if there is none, or a power cut left it damaged."""
-    try:
-        return dict(np.load(path))
-    except (FileNotFoundError, ValueError, EOFError, zipfile.BadZipFile):
-        return {}
-
-
-def pairs_file(folder):
-    """Beside the folder of a corpus' tokens."""
-    return folder.with_name(f"{folder.name}.pairs.npz")
+        arrays["sha256"] = np.array(digest.hexdigest())
+        save(path, arrays)
+    return corpus, dict(np.load(path))
 
 
 def save(path, arrays):
-    """All of the file or nothing of it. What a killed process left is written over."""
-    tmp = path.with_name(f"{path.name}.partial")
+    """All of the file or nothing of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
     try:
-        with open(tmp, "wb") as f:
+        with open(partial, "wb") as f:
             np.savez(f, **arrays)
-        os.replace(tmp, path)
+        os.replace(partial, path)
     finally:
-        tmp.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def tokenized(splits, encoding):
@@ -324,24 +645,24 @@ def encoded(texts, encoding, at_once=1000):
 
 def from_documents(corpus):
     """{split: documents and queries} of a corpus of text.py, or a user's own files."""
-    found, times = [], Counter()
+    rows, times = [], Counter()
     for split, raw in text.open_corpus(corpus):
         if split is None:
             raise ValueError(f"{corpus} has too few documents for train, val and test")
         document, asked = without_queries(raw.decode("utf-8", "replace"))
         times.update(plain(query) for query, _ in asked)
         if document.strip():
-            found.append((split, document, asked))
+            rows.append((split, document, asked))
     splits = {split: ([], [], None) for split in text.SPLITS}
-    for split, document, asked in found:
+    for split, document, asked in rows:
         everything = plain(document)
-        known = [(query, place) for query, place in asked
+        asked = [(query, place) for query, place in asked
                  if times[plain(query)] == 1 and plain(query) not in everything]
         documents, queries, _ = splits[split]
         if split == "test":
-            known = sorted(known, key=lambda pair: text.name_hash(pair[0]))[:ASKED]
-        queries += [(query, len(documents), place) for query, place in known]
-        if known or split == "test":  # there also to be told from the others
+            asked = sorted(asked, key=lambda pair: text.name_hash(pair[0]))[:ASKED]
+        queries += [(query, len(documents), place) for query, place in asked]
+        if asked or split == "test":  # there also to be told from the others
             documents.append(document)
     return splits
 
@@ -364,7 +685,7 @@ def without_queries(document):
 
 def without_docstrings(document, tree):
     """Python: the docstrings of all functions and classes are taken out."""
-    lines, out, found = document.split("\n"), set(), []
+    lines, out, asked = document.split("\n"), set(), []
     for node in definitions(tree):
         docstring, said = node.body[0], ast.get_docstring(node)
         if not said:
@@ -377,12 +698,11 @@ def without_docstrings(document, tree):
         out.update(range(first, last + 1))
         query = " ".join(said.split("\n\n")[0].split())
         if len(query.split()) >= WORDS and len(node.body) > 1:
-            found.append((query, node.lineno - 1, node.end_lineno))
+            asked.append((query, node.lineno - 1, node.end_lineno))
     kept = [0 if n in out else len(line) + 1 for n, line in enumerate(lines)]
     starts = np.cumsum([0, *kept])
     rest = "\n".join(line for n, line in enumerate(lines) if n not in out)
-    places = [(query, (int(starts[line]), int(starts[end]))) for query, line, end in found]
-    return rest, places
+    return rest, [(query, (int(starts[line]), int(starts[end]))) for query, line, end in asked]
 
 
 def definitions(node):
@@ -396,7 +716,7 @@ def definitions(node):
 
 def without_sentences(document):
     """Other text: about one sentence in SENTENCES is taken out, chosen by its hash."""
-    parts, found, length = [], [], 0
+    parts, asked, length = [], [], 0
     end = r"(?<=[.!?])(?=\s)|(?<=[.!?][\"')])(?=\s)"  # not within 2.13
     for part in re.split(end, document):
         sentence = " ".join(part.split())
@@ -404,10 +724,10 @@ def without_sentences(document):
         chosen = whole and text.name_hash(sentence)[0] % SENTENCES == 0
         if chosen and len(sentence.split()) >= 2 * WORDS:
             part = part[:len(part) - len(part.lstrip())]
-            found.append((sentence, (length + len(part), length + len(part))))
+            asked.append((sentence, (length + len(part), length + len(part))))
         parts.append(part)
         length += len(part)
-    return "".join(parts), found
+    return "".join(parts), asked
 
 
 # -----------------------------------------------------------------------------
@@ -425,11 +745,10 @@ def msmarco():
 
     def number(split, passage):
         """The same passage once."""
-        known = numbers[split]
-        if passage not in known:
-            known[passage] = len(known)
+        if passage not in numbers[split]:
+            numbers[split][passage] = len(numbers[split])
             splits[split][0].append(passage)
-        return known[passage]
+        return numbers[split][passage]
 
     def long(name):
         return text.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")

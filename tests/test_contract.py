@@ -1,71 +1,147 @@
-"""The contract of a task, and the metrics that tasks share."""
+"""The contract of a task, how symbols are scored, and the metrics that tasks share."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 import data
-import eval as evaluation
-from tests.helpers import rng, write_task
+import data.recall
+from common import names
+from tests.helpers import command, complaint, rng, write_task
 
 TWO_MEMBERS = """
-import numpy as np
-class Task:
+import data
+class Task(data.Task):
     vocab_size = 3
     def batch(self, split, batch_size, rng):
         x = rng.integers(0, 3, (batch_size, self.block_size))
-        y = np.where(x > 0, 3 - x, -1)
-        return x, y
+        return x, (x + 1) % 3
 """
 
 
 def test_what_a_task_leaves_out_is_plain(tasks):
-    """A class that is no dataclass and inherits nothing, with a batch and a vocab_size."""
+    """A class without a decorator, with a batch and a vocab_size."""
     write_task(tasks, "bare", TWO_MEMBERS)
-    cls = data.find("bare")
-    task = data.make(dict(data="bare", block_size=6))
-    assert issubclass(cls, data.Task) and "bare" in data.known()
-    assert (task.block_size, task.kind, task.splits) == (6, "symbols", ("train", "iid"))
-    assert task.defaults == {"nano": {}} and task.source == "" and task.stretches
-    assert task.target is None and task.contrast is None
-    x, y = map(torch.from_numpy, task.batch("iid", 4, rng()))
+    task = names.make_task(dict(data="bare", block_size=6))
+    assert "bare" in names.task_names()
+    assert (task.block_size, task.splits, task.validation_splits) == (6, ("train", "iid"), ("iid",))
+    assert task.defaults == {"nano": {}} and task.source == "" and task.kept == {}
+    x, y = task.tensors("iid", 4, rng())
+    y[0, 2:] = -1
     logits = F.one_hot(y.clamp(min=0), 3).float()
-    logits[0] = 0
+    logits[1] = 0
     (metric, (count, out_of)), = task.score(logits, x, y).items()
-    assert metric == "accuracy" and out_of.tolist() == (y != -1).sum(1).tolist()
-    assert count.tolist() == [0, *out_of.tolist()[1:]]
+    assert metric == "accuracy" and out_of.tolist() == [2, 6, 6, 6]
+    assert count[0] == 2 and count[1] < 6 and count[2:].tolist() == [6, 6]
     assert task.show(x[0].numpy()) == [str(int(t)) for t in x[0]]
-    assert task.loss is None and task.begin is None  # the model's own loss, nothing before
+    assert task.forward(lambda *batch: batch, x, y) == (x, y)
 
 
-def test_a_users_own_fields_are_kept(tasks):
-    write_task(tasks, "own", TWO_MEMBERS.replace(
+@pytest.mark.parametrize("decorator", ["", "@dataclass\n"])
+def test_fields_are_flags_and_a_default_needs_no_type(decorator, tasks):
+    write_task(tasks, "own", "from dataclasses import dataclass\n" + TWO_MEMBERS.replace(
+        "class", f"{decorator}class").replace(
         "    vocab_size = 3", "    block_size = 12\n    k: int = 5  # a flag\n    vocab_size = 3"))
-    task = data.make(dict(data="own", k=7))
-    assert (task.block_size, task.k) == (12, 7)
-    assert data.make(dict(data="own", block_size=9)).block_size == 9
+    task = names.make_task(dict(data="own", k=7))
+    assert (task.block_size, task.k, task.vocab_size) == (12, 7, 3)
+    assert names.make_task(dict(data="own", block_size=9)).block_size == 9
+    assert names.make_task(dict(data="flipflop")).block_size == 64  # nobody else is changed
 
 
-@pytest.mark.parametrize("change, says", [
-    (("def batch", "def batches"), "data/bad.py: class Task has no batch(self, split, batch_size"),
-    (("class Task", "class Tasks"), "data/bad.py has no class Task"),
-    (("import numpy", "import nunpy"), "data/bad.py cannot be used (ModuleNotFoundError"),
-    (("def batch(", "def batch(("), "data/bad.py cannot be used (SyntaxError"),
-    (("def batch", "def __init__"), "Task has an __init__; use fields, and __post_init__"),
-    (("vocab_size = 3", "kind, vocab_size = 'tokens', 3"), "kind='tokens' is not one of text"),
-    (("vocab_size = 3", "splits, vocab_size = ('train',), 3"), "splits needs two names or more"),
-    (("vocab_size = 3", "defaults, vocab_size = {}, 3"), "defaults needs a size, for example"),
+@pytest.mark.parametrize("line, says", [
+    ("return x, x[:, 1:]", "y as torch.int64 of shape (4, 15): x and y must both be int64 of"),
+    ("return x[:1], x[:1]", "x as torch.int64 of shape (1, 16): x and y must both be int64 of"),
+    ("return x, x.astype('int32')", "y as torch.int32 of shape (4, 16)"),
+    ("return x, x - 2", "y with values from -2 to 0: they must be from -1 to 2"),
+    ("return x + 1, x", "x with values from 1 to 3: they must be from 0 to 2"),
 ])
-def test_a_task_that_lacks_something_is_named(tasks, change, says):
-    assert change[0] in TWO_MEMBERS
-    write_task(tasks, "bad", TWO_MEMBERS.replace(*change))
-    with pytest.raises(ValueError) as e:
-        data.make(dict(data="bad"))
-    assert says in str(e.value) and "\n" not in str(e.value)
-    assert data.make(dict(data="flipflop")).vocab_size == 5  # nobody else is disturbed
+def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
+    write_task(tasks, "bad", TWO_MEMBERS.replace("return x, (x + 1) % 3", line))
+    task = names.make_task(dict(data="bad", block_size=16))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="^data.bad: batch") as e:
+            task.tensors("iid", 4, rng())
+        assert says in str(e.value) and "\n" not in str(e.value)
 
 
-def test_auc_is_the_share_of_pairs():
+def test_a_task_of_ones_own_in_every_command(tasks, home):
+    """Also one whose arrays run backwards, and of which nothing is scored in one split."""
+    write_task(tasks, "mine", TWO_MEMBERS.replace("return x, (x + 1) % 3", (
+        "y = (x + 1) % 3 if split != 'none' else np.full_like(x, -1)\n"
+        "        return x[:, ::-1], y[:, ::-1]")).replace(
+        "vocab_size", "splits = 'train', 'iid', 'none'\n    vocab_size").replace(
+        "import", "import numpy as np\nimport", 1))
+    command(home, "train.py", "--model", "alibi", "--data", "mine", "--max_iters", 1,
+            "--block_size", 16, "--n_layer", 1, "--n_embd", 16, "--n_head", 2, "--no-evaluate",
+            "--device", "cpu", "--out_dir", "run")
+    out, _ = command(home, "eval.py", "run", "--sequences", 20, "--device", "cpu")
+    assert "  iid       accuracy" in out and "  none      -  nothing is scored in it" in out
+    command(home, "maps.py", "attention", "run", "--device", "cpu")
+    assert "and writes no text" in complaint(home, "sample.py", "run", "--device", "cpu")
+
+
+# -----------------------------------------------------------------------------
+# scores
+
+def scored(model, task, number, split="iid"):
+    """task_scores of a function from tokens to logits."""
+    def forward(model, x, y):
+        return model(x), None
+    task.forward = forward
+    return data.task_scores(model, task, split, data.Options(amount=number, seed=1))
+
+
+def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
+    task, seen = data.recall.Task(block_size=64), []
+
+    def noted(x):
+        seen.append(x)
+        return torch.zeros(*x.shape, task.vocab_size)
+    scored(noted, task, 2 * data.CHUNK)
+    rows = torch.cat(seen)
+    assert len(rows) == 2 * data.CHUNK == len(rows.unique(dim=0))
+
+
+def test_scores_by_distance_are_in_powers_of_two():
+    """A model that reads the last 16 tokens alone; how many strings ask for what is farther."""
+    task = data.recall.Task(block_size=64)
+
+    def near(x):
+        y = torch.full_like(x, -1)
+        of_key = (x > 16) & ((x - 1) % 16 == x[:, -1:] - 1)
+        of_key[:, :-17] = False
+        y[:, -1] = (x * of_key).amax(1)
+        return F.one_hot(y.clamp(min=0), task.vocab_size).float()
+    scores, _, groups = scored(near, task, 700)
+    by_distance = groups["by_distance"]
+    assert list(by_distance) == [1, 2, 4, 8, 16, 32]
+    assert sum(n for n, _ in by_distance.values()) == 700
+    rates = [rate for _, rate in by_distance.values()]
+    assert rates[:4] == [1, 1, 1, 1] and 0 < rates[4] < 0.2 and rates[5] == 0
+    total = sum(n * rate for n, rate in by_distance.values()) / 700
+    assert scores["accuracy"]["value"] == pytest.approx(total)
+    by_answer = data.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
+    assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
+
+
+def test_logits_that_are_not_finite_are_no_answers(capsys):
+    task, row = data.recall.Task(block_size=64), {"scores": {}}
+    run = SimpleNamespace(model=None)
+    for value, wrong in ((float("nan"), True), (float("inf"), True), (float("-inf"), False)):
+        task.forward = lambda model, x, y, value=value: (
+            torch.full((*x.shape, task.vocab_size), value), None)
+        row.pop("not_finite", 0)
+        data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
+        assert row.get("not_finite", False) == wrong and (row["scores"][64] == {}) == wrong
+        assert ("its logits are not finite" in capsys.readouterr().out) == wrong
+
+
+# -----------------------------------------------------------------------------
+# metrics
+
+def test_auc_is_the_share_of_pairs_and_bins_are_means():
     g = rng(1)
     logits = g.integers(0, 6, (40, 7)).astype(np.float32)  # with many ties
     positive = g.random((40, 7)) < 0.4
@@ -77,37 +153,31 @@ def test_auc_is_the_share_of_pairs():
         assert np.isnan(got[t]) if t in (3, 5) else got[t] == pytest.approx(pairs.mean())
     logits[0, 0] = np.nan
     assert np.isnan(data.auc(logits, positive)[0])
-
-
-def test_binned():
     values = np.array([[1.0, np.nan, 3, 5, np.nan], [np.nan, np.nan, 2, 2, 8]])
-    got = data.binned(values, [0, 2, 4, 5])
-    assert got[0, :2].tolist() == [1, 4] and got[1, 1:].tolist() == [2, 8]
-    assert np.isnan([got[0, 2], got[1, 0]]).all()
+    means = data.binned(values, [0, 2, 4, 5])
+    assert means[0, :2].tolist() == [1, 4] and means[1, 1:].tolist() == [2, 8]
+    assert np.isnan([means[0, 2], means[1, 0]]).all()
 
 
 def test_intervals():
-    one = np.ones(100)
-    p, low, high = evaluation.interval(np.zeros(100), one)  # Wilson's: z^2 / (n + z^2)
+    p, low, high = data.interval(np.zeros(100), np.ones(100))  # Wilson's: z^2 / (n + z^2)
     assert (p, low) == (0, 0) and high == pytest.approx(1.96**2 / (100 + 1.96**2))
-    p, low, high = evaluation.interval(np.repeat([0, 1], 50), one)
+    p, low, high = data.interval(np.repeat([0, 1], 50), np.ones(100))
     assert p == 0.5 and (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    for n in range(1, 120):  # no width lost to rounding
-        _, low, high = evaluation.interval(np.array([n]), np.array([120]))
+    for n in range(1, 120):  # no width lost to rounding, nor beyond the rate itself
+        _, low, high = data.interval(np.array([n]), np.array([120]))
         assert high - low > 0.1
-    for n in range(1, 300):  # nor beyond the rate itself
         for rate in (0, 1):
-            p, low, high = evaluation.interval(np.full(n, 3 * rate), np.full(n, 3))
+            p, low, high = data.interval(np.full(n, 3 * rate), np.full(n, 3))
             assert low <= p == rate <= high
     # reads that are wrong together say less than as many independent ones
-    together = evaluation.interval(np.repeat([0, 10], 50), one * 10)
-    apart = evaluation.interval(np.repeat([0, 1], 500), np.ones(1000))
+    together = data.interval(np.repeat([0, 10], 50), np.full(100, 10))
+    apart = data.interval(np.repeat([0, 1], 500), np.ones(1000))
     assert together[2] - together[1] == pytest.approx(3.1 * (apart[2] - apart[1]), rel=0.05)
-    assert together[1:] == pytest.approx((0.4038, 0.5962), abs=1e-4)
     covered = 0  # over many draws the truth lies inside about 95 times in 100
     for seed in range(400):
         out_of = rng(seed).integers(1, 9, 200)
         bad = rng(seed + 1000).beta(0.3, 2.7, 200)  # strings differ; 0.1 on average
-        _, low, high = evaluation.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
+        _, low, high = data.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
         covered += low <= 0.1 <= high
     assert 365 <= covered <= 395
