@@ -19,6 +19,8 @@ class Parser(argparse.ArgumentParser):
                          **options)
 
     def error(self, message):
+        if message.endswith("expected one argument"):
+            message += ", and one that begins with - after a =, as in --prompt=-foo"
         fail(message)
 
     def parse_args(self, argv=None):
