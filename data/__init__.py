@@ -151,6 +151,10 @@ class Task:
         """The tokens of one sequence x (T,) as labels, for figures."""
         return [str(token) for token in x]
 
+    def sorts(self, x):
+        """What sort of token each of x (T,) is, for figures that take those of a sort together."""
+        return self.show(x)
+
     def evaluate(self, runs, options):
         """
         Scores of every run (see common/checkpoint.py) on new sequences, the same for all, of every
