@@ -1,30 +1,58 @@
 """
 Every formula that this repository claims, as a test. A literal form is held to its paper's formula,
-one number at a time; everything faster is held to the literal form.
+one number at a time; everything faster is held to the literal form. At the end one tiny run.
 
     pytest                 this file and tests/
     pytest -n 2            the same on two cores
     pytest -m "not slow"   without Triton's interpreter, its compiler, and long runs of the commands
 """
 import inspect
+import json
 import math
 import sys
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import kernels
 import model_cable
+import model_classics
 import model_cope
+import model_diff
+import model_fox
+import model_postnorm
 import model_tra
-from common.spy import plain_function
+import sample
+from common import names
+from common.spy import attention_module, plain_function
 from model_cable import cable_attention
 from model_classics import attention
 from model_cope import cope_attention, interpolate
 from model_tra import tra_attention
 from tests.examples import CASES, CLASSICS, COPE, encoding, example, in_float32
-from tests.helpers import INF, MODEL_FILES, close, random_qkv, turned
+from tests.helpers import (
+    CUDA,
+    DEVICE,
+    INF,
+    INTERPRET,
+    MODEL_FILES,
+    MODELS,
+    TINY_FLAGS,
+    N,
+    close,
+    command,
+    losses,
+    make,
+    mlp_by_hand,
+    random_qkv,
+    turned,
+    write_notes,
+    written_without_a_cache,
+)
 
+# -----------------------------------------------------------------------------
+# paper = literal = plain = kernel
 
 @pytest.mark.parametrize("Tq", [13, 5, 1])
 @pytest.mark.parametrize("case", CASES)
@@ -49,6 +77,16 @@ def test_what_runs_is_the_literal_form(case, monkeypatch):
             got = plain(*in_float32(args))
             assert got.dtype == torch.float32
             close(got, want, 1e-4 if case in COPE else 2e-5)
+
+
+@pytest.mark.parametrize("case", [*COPE, "cable", "cable_nw", "k_cable", "fox", "tra"])
+def test_a_faster_way_is_the_literal_form(case, capsys):
+    """On a CPU or CUDA, whichever is here; tests/test_kernels.py has their corners."""
+    module, _, args = example(case, 130, 130, d=16)
+    on_device = [x.to(DEVICE) if torch.is_tensor(x) else x for x in in_float32(args)]
+    got = kernels.attend(plain_function(module), *on_device)
+    close(got.cpu(), module.literal(*args)[0], 1e-4)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -80,10 +118,10 @@ def test_the_parts_of_the_literal_form(case):
 def check_steps(case, seen, parts, args):
     """TRA and CoPE count from key j to the query's own key, the others from the one after j."""
     step, distance = parts["step"], parts["distance"]
-    own = case in COPE or case == "tra"
+    first = 0 if case in COPE or case == "tra" else 1
     assert step[..., ~seen].eq(0).all() and distance[..., ~seen].eq(0).all()
     assert step.min() >= 0 and step.max() > 0
-    sums = [step[..., j if own else j + 1:].sum(-1) for j in range(37)]
+    sums = [step[..., j + first:].sum(-1) for j in range(37)]
     want = torch.stack(sums, -1) * seen
     if case in COPE:
         want = want.clamp(max=args[3].size(1) - 1)
@@ -103,8 +141,7 @@ def test_a_model_file_says_what_it_is(path):
     assert module.VARIANTS and all(set(v) <= fields for v in module.VARIANTS.values())
     plain = plain_function(module)
     assert inspect.signature(plain) == inspect.signature(module.literal)
-    own_name = f"{path.stem.removeprefix('model_')}_attention"
-    assert plain.__name__ in ("attention", own_name)
+    assert plain.__name__.endswith("attention")
 
 
 @pytest.mark.parametrize("rows", [128, 2])
@@ -135,6 +172,9 @@ def test_gradients_reach_the_encodings_parameters(name):
     attention(q, k, v, pe.bias).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in pe.parameters())
 
+
+# -----------------------------------------------------------------------------
+# what the methods say about each other, and about precision
 
 def test_tra_with_every_score_positive_is_alibi():
     q, k, v = (x.abs() for x in random_qkv())
@@ -272,3 +312,212 @@ def test_sinusoidal_and_learned_and_label_embeddings():
     assert not torch.equal(again, drawn)  # drawn anew, at test time too
     with pytest.raises(ValueError, match="do not fit in n_label=100"):
         label.embed(torch.zeros(1, 101, 18), torch.arange(101), None)
+
+
+# -----------------------------------------------------------------------------
+# a layer, and where the norms sit
+
+def by_hand(model, n, x):
+    """Layer n's attention for its input x (B, T, C), from its weights and its literal form."""
+    attn, config = model.h[n].attn, model.config
+    B, T, C = x.shape
+    module = sys.modules[type(model).__module__]
+
+    def split(weight):    # -> (B, H, T, d)
+        return (x @ weight.T).view(B, T, config.n_head, -1).transpose(1, 2)
+
+    def per_head(linear):  # -> (B, H, T)
+        return (x @ linear.weight.T + linear.bias).transpose(1, 2)
+    q, k, v = (split(weight) for weight in attn.c_attn.weight.chunk(3))
+    if config.qk_norm:
+        q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
+    positions, rest = list(range(T)), []
+    if module is model_cable:
+        step = dict(relu=F.relu, softplus=F.softplus)[config.step]
+        g = F.softplus(per_head(attn.w_s)) if config.weight else None
+        rest = [step(per_head(attn.w_c)).cumsum(-1), g, config.log_kernel]
+    elif module is model_fox:
+        rest = [F.logsigmoid(per_head(attn.w_f)).cumsum(-1)]
+    elif module is model_tra:
+        rest = [F.logsigmoid(per_head(attn.w_f))]
+    elif module is model_cope:
+        gate_keys = dict(key=None, val=v, sep=split(attn.w_g.weight) if attn.gates == "sep" else 0)
+        rest = [model.pos_emb[n % len(model.pos_emb)], gate_keys[config.gates]]
+    elif module is model_classics:
+        rest = [model.pe[n % len(model.pe)].bias]
+    if getattr(config, "pe", "") == "rope":
+        q, k = turned(q, positions), turned(k, positions)
+    if module is model_diff:
+        q, k = (torch.cat([turned(h, positions) for h in z.chunk(2, -1)], -1) for z in (q, k))
+        start = 0.8 - 0.6 * math.exp(-0.3 * n)
+        lam = (attn.l_q1 @ attn.l_k1).exp() - (attn.l_q2 @ attn.l_k2).exp() + start
+        y = module.literal(q, k, v, lam)[0]
+        y = (1 - start) * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        y = y * attn.ln_head.weight
+    else:
+        y = module.literal(q, k, v, *rest)[0]
+    return y.transpose(1, 2).reshape(B, T, C) @ attn.c_proj.weight.T
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("nope", {}), ("nope", dict(qk_norm=True)), ("rope", {}), ("alibi", {}), ("kerple", {}),
+    ("relative", {}), ("cable", {}), ("cable", dict(qk_norm=True)), ("cable_nw", {}),
+    ("k_cable", {}), ("k_cable_inside", {}), ("cable_nw_softplus", {}), ("fox", {}), ("tra", {}),
+    ("tra", dict(qk_norm=False)), ("cope", {}), ("cope", dict(share=False)),
+    ("cope", dict(qk_norm=True)), ("cope_val", {}),
+    ("cope_sep", {}), ("diff", {}), ("postnorm", {}), ("postnorm", dict(pe="nope", qk_norm=True))])
+def test_a_layer_is_its_formula(name, changes):
+    model = make(name, **changes).double()
+    layers = []
+    for block in model.h:
+        block.attn.register_forward_hook(lambda _, args, y: layers.append((args[0], y)))
+    with torch.no_grad():
+        model(torch.randint(0, 61, (2, 14)))
+        assert len(layers) == 2
+        for n, (x, y) in enumerate(layers):
+            close(y, by_hand(model, n, x), 1e-5)
+    if name.startswith("cope"):
+        assert len(model.pos_emb) == (1 if model.config.share else 2)
+
+
+@pytest.mark.parametrize("scheme", model_postnorm.SCHEMES)
+def test_norm_schemes_by_hand(scheme):
+    model = make("postnorm", norm=scheme).double()
+    for p in model.parameters():  # gains of 1 would hide a norm that is used twice
+        if p.dim() == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    idx = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        x = model.wte.weight[idx]
+        if scheme == "peri_init":
+            x = N(x, model.ln_0, 1e-8)
+        for layer, block in enumerate(model.h):
+            updates = (lambda x, layer=layer: by_hand(model, layer, x),
+                       lambda x, block=block: mlp_by_hand(x, block.mlp))
+            for n, f in enumerate(updates):
+                if scheme in ("pre", "pre_final"):
+                    x = x + f(N(x, block.before[n], 1e-8))
+                elif scheme == "output":
+                    x = x + (N(f(x), block.after[n], 1e-8) if n == 0 else f(x))
+                elif scheme == "post":
+                    x = N(x + f(x), block.after[n], 1e-8)
+                else:
+                    x = x + N(f(N(x, block.before[n], 1e-8)), block.after[n], 1e-8)
+        if scheme in ("pre_final", "peri", "peri_init"):
+            x = N(x, model.ln_f, 1e-8)
+        close(model(idx)[0], x @ model.wte.weight.T, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["nope", "fox", "tra", "rope"])
+def test_post_norm_of_the_other_files_by_hand(name):
+    """TRA's authors': a norm on the embeddings, then one on every sum, the last before the head."""
+    model = make(name, norm="post").double()
+    for p in model.parameters():
+        if p.dim() == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    idx = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        x = N(model.wte.weight[idx], model.h[0].ln_1, 1e-6)
+        for layer, block in enumerate(model.h):
+            x = N(x + by_hand(model, layer, x), block.ln_2, 1e-6)
+            following = model.h[layer + 1].ln_1 if layer + 1 < len(model.h) else model.ln_f
+            x = N(x + mlp_by_hand(x, block.mlp), following, 1e-6)
+        close(model(idx)[0], x @ model.wte.weight.T, 1e-5)
+
+
+def test_pre_final_is_the_other_files_pre():
+    model, other = make("postnorm", norm="pre_final"), make("rope", norm="pre")
+    weights = {}
+    for name, p in model.state_dict().items():
+        weights[name.replace("before.0", "ln_1").replace("before.1", "ln_2")] = p
+    other.load_state_dict(weights)
+    idx = torch.randint(0, 61, (2, 20))
+    with torch.no_grad():
+        close(model(idx)[0], other(idx)[0], 1e-4)
+
+
+# -----------------------------------------------------------------------------
+# every model: no row sees the future, and a cache changes nothing
+
+SCHEMES = [(name, norm) for name in MODELS for norm in ("pre", "post")
+           if names.models()[name][0] is not model_postnorm]
+SCHEMES += [("postnorm", norm) for norm in model_postnorm.SCHEMES]
+
+
+@pytest.mark.parametrize("name, norm", SCHEMES)
+def test_causality(name, norm, monkeypatch):
+    """No later token changes an earlier output: not by a bit, on a GPU not beyond rounding."""
+    model, T = make(name, norm=norm, qk_norm=norm == "post"), 24
+    monkeypatch.setattr(attention_module(model), "ROWS", 10)
+    idx = torch.randint(0, 61, (2, T))
+    exact = not INTERPRET and not CUDA
+    for enabled, allowed in ((False, 0), (True, 0 if exact else 1e-5)):
+        monkeypatch.setattr(kernels, "enabled", enabled)
+        with torch.no_grad():
+            torch.manual_seed(5)
+            before = model(idx)[0]
+            for t in (1, 12, T - 1):
+                other = idx.clone()
+                other[:, t] = (other[:, t] + 1) % 61
+                torch.manual_seed(5)
+                after = model(other)[0]
+                close(after[:, :t], before[:, :t], allowed)
+                assert (after[:, t] - before[:, t]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cached_decoding_equals_the_full_forward(name):
+    """Past the training length (24), in pieces: a prompt, single tokens, several at once."""
+    model, T, cuts = make(name), 90, [0, 5, 6, 7, 40, 41, 70, 90]
+    if "learned" in name:  # whose table ends
+        T, cuts = 24, [0, 5, 6, 7, 19, 20, 24]
+    idx = torch.randint(0, 61, (2, T))
+    with torch.no_grad():
+        torch.manual_seed(7)
+        full = model(idx)[0]
+        torch.manual_seed(7)
+        cache = names.new_cache(model, T if name == "label" else 8)  # 8: the buffers have to grow
+        pieces = [model(idx[:, a:b], cache=cache)[0] for a, b in zip(cuts, cuts[1:])]
+        assert cache.t == T
+        close(torch.cat(pieces, 1), full, 1e-3 * full.abs().max().item())
+        if name != "label":  # without a cache every forward draws its labels anew
+            fast = list(sample.generate(model, idx[:1, :6], T - 6, temperature=0))
+            slow = written_without_a_cache(model, idx[:1, :6], T - 6, temperature=0)
+            assert torch.equal(torch.cat(fast, 1), slow)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_caches_of_one_model(name):
+    """A cache holds all that is remembered: two texts read in turns are as each read alone."""
+    model, texts = make(name), torch.randint(0, 61, (2, 1, 24))
+    cuts = (0, 7), (7, 8), (8, 24)
+
+    def read(order):
+        caches, pieces = [names.new_cache(model, 24) for _ in texts], ([], [])
+        for n, (start, end) in order:
+            torch.manual_seed(n)  # a draw is made at a text's beginning
+            pieces[n].append(model(texts[n][:, start:end], cache=caches[n])[0])
+        return [torch.cat(logits, 1) for logits in pieces]
+    with torch.no_grad():
+        alone = read([(n, cut) for n in (0, 1) for cut in cuts])
+        in_turns = read([(n, cut) for cut in cuts for n in (1, 0)])
+    assert all(map(torch.equal, alone, in_turns))
+
+
+# -----------------------------------------------------------------------------
+# one tiny run
+
+def test_train_resume_sample_eval(tmp_path):
+    home = write_notes(tmp_path)
+    out, _ = command(home, "train.py", "--data", "notes", "--max_iters", 2, "--eval_interval", 1,
+                     "--no-evaluate", *TINY_FLAGS, "--out_dir", "run")
+    assert "val loss" in out and (home / "run" / "best.pt").exists()
+    out, _ = command(home, "train.py", "--resume", "run", "--max_iters", 3, "--no-evaluate")
+    assert "iter 3/3" in out
+    assert list(losses(home / "run")[0]) == [1, 2, 3]
+    out, _ = command(home, "sample.py", "run", "--prompt", "alpha", "--max_new_tokens", 4)
+    assert out.startswith("alpha")
+    command(home, "eval.py", "run", "--lengths", 16, 32, "--tokens", 256)
+    row, = json.loads((home / "run" / "eval.json").read_text())["runs"]
+    assert row["iter"] == 3 and set(row["perplexity"]) == {"16", "32"}
+    assert 1 < row["perplexity"]["16"] < 300
