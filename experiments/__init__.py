@@ -1,22 +1,23 @@
 """
-Every table and figure of the papers, one file for each paper: python reproduce.py NAME makes one.
+Every table and figure of the papers: python reproduce.py NAME makes one.
 
-A file has ENTRIES = {name: entry}, or SEARCHES for random searches (see minimal.py). An entry has
+A file here has ENTRIES = {name: entry}, and NUMBERED = {"Table 1": names}, which entries, or other
+results, a paper's tables and figures are; or in words why there is none. An entry has
 
-    about       what the paper's table is, and in which unit
+    title       what the paper calls it, and in which unit
     published   {row: the paper's numbers} (optional)
     columns     [(heading, split, metric)] of a task's table, in the order of published, all in %;
                 without it the table is perplexity by window length. Of a matrix: {heading:
                 column(...)}, see matrix.py
-    cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
     losses      True: the table and the figure are of the loss by step (optional)
     first       the entry whose runs of the same rows and seeds the runs begin with (optional)
-    group       entries of one group share their runs (optional)
-    also        {key: function}: what else the JSON holds (optional)
+    group       entries of one group share their trainings (optional)
+    runs        the entry whose runs these are, shown in another way (optional)
+    cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
 
-A scale of an ENTRY has train and eval (the flags of train.py and eval.py for all rows) and rows,
-{row: (its own flags for train.py, how many seeds)}. A matrix (matrix.py) has in their place tasks,
-{task: both}: every row on every task. One of a SEARCH has trials, steps and panels; its entry has
+A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row or a
+tuple of its fields}. A matrix (matrix.py) has in place of the first two tasks, {task: both}: every
+row on every task. A random search (search.py) has trials, steps and panels; its entry has
 
     metric      tvd, auc, accuracy or precision
     schemes     where the norms sit, as in model_postnorm.SCHEMES; none is no norm
@@ -26,68 +27,83 @@ A scale of an ENTRY has train and eval (the flags of train.py and eval.py for al
 All scales may have
 
     note         what differs from the paper
-    reads        sentences that say what the result shows
     minutes      of one run, where no result says how long it takes
-    contrast     the row whose curve is drawn dashed beside a reader's own run
     published_at the window lengths of published, whose numbers then stand beside ours
+    gone         which commits made it, where the code of today cannot any more
 
-NUMBERED = {"Table 1": names} says what each of a paper's tables and figures is here: its entries
-and sections, or in words why there is none.
-
-SECTIONS = {name: section} are other parts of results/README.md: JSON and pictures that eval.py,
-bench.py or maps.py made. A section has about, commands, reads; json, names of files in results/,
-with the function of tables.py that makes markdown of them; figures, also in results/.
-
-reads are sentences under the table: what was measured, and what was not. The file's docstring heads
-its part of the page.
+A run is a file, results/runs/ENTRY.SCALE/[TASK/]ROW-SEED.json, or of a search ENTRY.SCALE/PANEL
+.json. What is there is used, what is absent is made.
 """
 import functools
 import importlib
+import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm", "speed", "reliability")
+from common.files import fail
+from common.names import nearest
 
+ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm")
+
+
+class Row(NamedTuple):
+    """A row of a table. With `of` it evaluates the trainings of another row, as `eval` says."""
+    train: str = ""  # its own flags for train.py
+    seeds: int = 1   # how many
+    of: str = ""     # the row whose trainings it evaluates
+    eval: str = ""   # its own flags for eval.py
+
+
+def rows(n, *models, flags=""):
+    """{model: Row} with n seeds each."""
+    return {m: Row(f"--model {m} {flags}".strip(), n) for m in models}
+
+
+# -----------------------------------------------------------------------------
+# entries
 
 @functools.cache
 def files():
-    """Every module here that imports; one that does not is named on stderr."""
-    names = [p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__"]
-    found = []
-    for name in sorted(names, key=lambda name: ((*ORDER, name).index(name), name)):
-        try:
-            found.append(importlib.import_module(f"experiments.{name}"))
-        except (Exception, SystemExit) as e:
-            print(f"warning: experiments/{name}.py does not import: {e}", file=sys.stderr)
-    return found
+    """Every module here with ENTRIES. One that does not import is named on stderr."""
+    modules = []
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    paths.sort(key=lambda path: (*ORDER, path.stem).index(path.stem))
+    for path in paths:
+        if re.search(r"^ENTRIES\b", path.read_text(encoding="utf-8"), re.M):
+            try:
+                modules.append(importlib.import_module(f"experiments.{path.stem}"))
+            except (Exception, SystemExit) as e:  # a file of yours may fail in any way
+                print(f"warning: experiments/{path.name} is left out: {e!r}", file=sys.stderr)
+    return modules
 
 
-def entries(module):
-    """{name: entry} of one file."""
-    return getattr(module, "ENTRIES", {}) | getattr(module, "SEARCHES", {})
-
-
-def known():
+def entries():
     """{name: entry} of all files."""
-    found = {}
+    both = {}
     for module in files():
-        found |= entries(module)
-    return found
+        for name, entry in module.ENTRIES.items():
+            if name in both:
+                fail(f"two files of experiments/ have an entry {name}: rename it in one of them")
+            both[name] = entry
+    return both
 
 
-def sections():
-    """{name: section} of all files."""
-    found = {}
-    for module in files():
-        found |= getattr(module, "SECTIONS", {})
-    return found
+def find(name, scale):
+    """-> an entry and one of its scales, the rows being Rows. What is not there ends here."""
+    if name not in entries():
+        fail(f"unknown entry {name!r}: {nearest(name, entries())}")
+    entry = entries()[name]
+    if scale not in entry:
+        fail(f"{name} has no --scale {scale}")
+    part = entry[scale]
+    if "rows" in part:
+        part = part | dict(rows={label: Row(*row) for label, row in part["rows"].items()})
+    return entry, part
 
 
-def owners(name):
-    """The files that have an entry of this name."""
-    return [f"{m.__name__.replace('.', '/')}.py" for m in files() if name in entries(m)]
-
-
-def seeds(n, *models, flags=""):
-    """{model: (its flags for train.py, how many seeds)}"""
-    return {m: (f"--model {m} {flags}".strip(), n) for m in models}
+def by_task(scale):
+    """A scale of several tasks as one of each: {task: scale}."""
+    if "tasks" not in scale:
+        return {"": scale}
+    return {name: part | dict(rows=scale["rows"]) for name, part in scale["tasks"].items()}

@@ -178,27 +178,16 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         super().__init__(config, layer)
         self.rope = RoPE(config) if config.plus == "rope" else None
 
-    def forward(self, x, cache, position):
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+    def forward(self, *args):  # the attention is this file's: common/spy.py asks
+        return super().forward(*args)
+
+    def attention(self, q, k, v, position, gate_keys):
         unturned = q
         if self.rope is not None:
-            start = cache.t if cache is not None else 0
-            q, k = self.rope.rotate(q, k, torch.arange(start, start + T, device=x.device))
-        own = None
-        if self.gates == "sep":
-            own = self.w_g(x).view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        if cache is not None:
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            if own is not None:
-                own = cache.append(f"g{self.layer}", own)
-        gate_keys = dict(key=None, val=v, sep=own)[self.gates]
-        y = counting_attention(q, k, v, position, unturned, gate_keys)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+            pos = torch.arange(k.size(2), device=k.device)
+            q, _ = self.rope.rotate(q, q, pos[-q.size(2):])
+            k, _ = self.rope.rotate(k, k, pos)
+        return counting_attention(q, k, v, position, unturned, gate_keys)
 
 
 def check(config):
@@ -221,9 +210,10 @@ class GPT(model_cope.GPT):
     def __init__(self, config):
         check(config)
         super().__init__(config)
+        weights = {name: w for name, w in self.state_dict().items() if name[0] == "h"}
         for layer, block in enumerate(self.h):
-            whole, block.attn = block.attn, CausalSelfAttention(config, layer)
-            block.attn.load_state_dict(whole.state_dict())  # its initial weights
+            block.attn = CausalSelfAttention(config, layer)
+        self.load_state_dict(weights, strict=False)  # as they start there
         shared = config.share and (config.position != "alibi" or config.slopes)
         count = 1 if shared or config.first else config.n_layer
         self.pos_emb = nn.ModuleList(Position(config) for _ in range(count))

@@ -1,0 +1,255 @@
+"""
+What a table lacks, and how it is made: each run is a training and its evaluation, by the commands
+that are printed. Trainings are in out/ENTRY.SCALE/, and go on where they were stopped.
+"""
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from common import names
+from common.checkpoint import load_checkpoint
+from common.files import ROOT, fail, read_json, read_log, write_json
+from common.settings import new_settings
+from data.text import UNK, VOCABULARY
+from experiments import by_task, find, matrix
+from experiments.runs import slug, table
+
+EVERY = 30  # seconds between two lines on the progress of one job
+# settings that say where and how it is run, not what it computes; the task sets vocab_size
+WHERE = {"out_dir", "log_interval", "evaluate", "device", "compile", "kernel", "vocab_size"}
+
+
+def differing(config, words):
+    """In which settings a run's config is not what these flags of train.py mean today, in words."""
+    changed = []
+    for name, now in vars(new_settings(words)).items():
+        if name not in WHERE and config.get(name, now) != now:
+            changed.append(f"{name}={config[name]}, now {now}")
+    return ", ".join(changed)
+
+
+def duration(seconds):
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def seconds_of(run):
+    """Of a run's training and its evaluation."""
+    evaluation = run["eval_seconds"]
+    if isinstance(evaluation, dict):  # by length
+        evaluation = sum(evaluation.values())
+    return run["train_seconds"] + evaluation
+
+
+# -----------------------------------------------------------------------------
+# one run
+
+class Job(NamedTuple):
+    """One run of a table: its training and its evaluation."""
+    path: Path       # its file
+    label: str       # the row
+    task: str        # of a matrix; else empty
+    columns: dict    # of a matrix
+    trainings: list  # of (folder, words of train.py): what it begins with, and its own
+    score: list      # words of eval.py
+
+    @property
+    def name(self):
+        return f"{self.task} {self.path.stem}".strip()
+
+    @property
+    def done(self):
+        return self.path.exists()
+
+    def commands(self, device):
+        """All that it takes, were nothing there yet."""
+        where = device_flag(device)
+        words = [[*start, "--out_dir", str(out), "--no-evaluate", *where]
+                 for out, start in self.trainings]
+        return [*words, [*self.score, *where]]
+
+    def model(self):
+        """As it is before its training, but for the size of a vocabulary that is not here."""
+        config = vars(new_settings(self.trainings[-1][1][2:]))
+        if "max_vocab" in config:
+            config["vocab_size"] = UNK + 1 + config["max_vocab"]
+        elif "tokenizer" in config:
+            config["vocab_size"] = VOCABULARY[config["tokenizer"]]
+        else:
+            del config["vocab_size"]
+            config["vocab_size"] = names.make_task(config).vocab_size
+        return names.make_model(config)
+
+    def make(self, device, run):
+        """Trains what is not trained, evaluates, and writes the run's file."""
+        *begins, score = self.commands(device)
+        for (out, start), begin in zip(self.trainings, begins):
+            if not (ROOT / out / "ckpt.pt").exists():
+                run(*begin)
+            config, finished = state_of(out, start)
+            if not finished:
+                run("python", "train.py", "--resume", str(out), "--no-evaluate",
+                    *device_flag(device))
+        run(*score)
+        result = read_json(ROOT / f"{self.score[-1]}.json")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, record(result, self, start, ROOT / out))
+
+
+def device_flag(device):
+    return [] if device == "auto" else ["--device", device]
+
+
+def state_of(out, start):
+    """The config of the run in a folder, which must be what was asked for; whether it is done."""
+    checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
+    config = checkpoint["config"]
+    differs = differing(config, start[2:])
+    if differs:
+        fail(f"{out} holds a run with {differs}: move it away, and run this again")
+    return config, checkpoint["iter"] >= config["max_iters"]
+
+
+def start_of(part, train, seed, first=""):
+    """-> the words of train.py; of a flag that is there twice the last counts: the row's own."""
+    words = ["python", "train.py", *part["train"].split(), *train.split(), "--seed", str(seed)]
+    return words + (["--init_from", str(first)] if first else [])
+
+
+def planned(name, entry, scale, args, folder):
+    """-> [Job] of all runs of an entry, the file there or not; the files are in `folder`."""
+    jobs = []
+    for task, part in by_task(scale).items():
+        trained = Path("out") / f"{entry.get('group', name)}.{args.scale}" / task
+        for label, row in part["rows"].items():
+            flags = part["rows"][row.of].train if row.of else row.train
+            flags += " --compile on" if args.compile else ""
+            for seed in range(1337, 1337 + (args.seeds or row.seeds)):
+                run = f"{slug(flags.replace('--model ', ''))}-{seed}"
+                first, trainings = "", []
+                if "first" in entry:
+                    earlier, before = find(entry["first"], args.scale)
+                    first = Path(f"out/{earlier.get('group', entry['first'])}.{args.scale}/{run}")
+                    trainings.append((first, start_of(before, flags, seed)))
+                trainings.append((trained / run, start_of(part, flags, seed, first)))
+                score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
+                         *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
+                path = folder / task / f"{slug(label)}-{seed}.json"
+                jobs.append(Job(path, label, task, entry.get("columns"), trainings, score))
+    return jobs
+
+
+def record(result, job, start, folder):
+    """eval.py's JSON of one run -> what the run's file holds: also its training."""
+    checkpoint, log = load_checkpoint(folder / "ckpt.pt"), read_log(folder)
+    row, = result["runs"]
+    row |= dict(label=job.label, train_command=shlex.join(start),
+                environment=checkpoint.get("environment", result["environment"]))
+    for name, key in (("loss", "loss"), ("val_loss", "val_loss"), ("history", "scores")):
+        curve = [[r["iter"], r[key]] for r in log if key in r]
+        row |= {name: curve} if curve else {}
+    row["fell"] = fell(row["val_loss"], checkpoint["config"]["max_iters"])
+    if job.task:
+        values = matrix.values_of(job.columns, job.task, row)
+        row |= dict(task=job.task, values=values)
+        if any(value is not None and math.isnan(value) for value in values.values()):
+            row["not_finite"] = True
+    return result
+
+
+def fell(losses, steps):
+    """
+    [[iter, validation loss], ...] -> by how many nats it fell over the last fifth of the steps, or
+    since the last validation before; None where there is none.
+    """
+    before = [loss for it, loss in losses if it <= 0.8 * steps]
+    return before[-1] - losses[-1][1] if before else None
+
+
+# -----------------------------------------------------------------------------
+# several at a time
+
+class Work:
+    """Runs the commands of jobs, so many at a time, and says now and then how far each is."""
+    def __init__(self, jobs, at_once, device, seconds):  # seconds: of one job, as far as is known
+        self.jobs, self.at_once, self.device, self.seconds = jobs, at_once, device, seconds
+        self.lock, self.processes, self.stopping = threading.Lock(), set(), False
+        self.done, self.failed, self.shown = 0, [], {}
+        self.env = dict(os.environ)
+        if at_once > 1:
+            self.env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+
+    def all(self):
+        """-> the names of the jobs that failed; the others are done. Ctrl-C stops all."""
+        with ThreadPoolExecutor(self.at_once) as pool:
+            futures = [pool.submit(self.one, job) for job in self.jobs]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # what runs is saved, all else waits
+                self.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return self.failed
+
+    def one(self, job):
+        try:
+            job.make(self.device, partial(self.run, job.name))
+            self.done += 1
+            print(f"{self.progress()} {job.name} is done", flush=True)
+        except (RuntimeError, SystemExit) as e:
+            self.failed.append(job.name)
+            print(f"{job.name} failed: {e}", flush=True)
+
+    def progress(self):
+        left = len(self.jobs) - self.done - len(self.failed)
+        guess = f", about {duration(left * self.seconds / self.at_once)} left"
+        return f"[{self.done} of {len(self.jobs)} done{guess if self.seconds else ''}]"
+
+    def run(self, name, *command):
+        """One command, printed. Raises RuntimeError, with the end of its output, if it fails."""
+        said = deque(maxlen=15)
+        with self.lock:
+            if self.stopping:
+                raise RuntimeError("stopped")
+            print("$ " + shlex.join(command), flush=True)
+            process = subprocess.Popen(
+                [sys.executable, *command[1:]], cwd=ROOT, env=self.env, text=True,
+                encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            self.processes.add(process)
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("iter ") and time.time() - self.shown.get(name, 0) > EVERY:
+                self.shown[name] = time.time()
+                print(f"{self.progress()} {name}: {line.rstrip()}", flush=True)
+        if process.wait():
+            raise RuntimeError("".join(said).rstrip())
+
+    def stop(self):
+        """As Ctrl-C does: a training saves and ends."""
+        with self.lock:
+            self.stopping = True
+            for process in self.processes:
+                process.send_signal(signal.SIGINT)
+
+
+def measured(name, scale, task=""):
+    """The mean seconds of an entry's runs, of those that are there; 0 where none is."""
+    result = table(name, scale)
+    seconds = [seconds_of(run) for run in result.get("runs", [])
+               if task in ("", run.get("task"))]
+    for panel in result.get("panels", []):
+        seconds += [scheme["seconds"] for scheme in panel["schemes"].values()]
+    return statistics.mean(seconds) if seconds else 0

@@ -1,0 +1,145 @@
+"""
+The pages of results/ are written by hand, but for their tables: a block
+
+    <!-- table NAME -->
+    <!-- /table -->
+
+is filled by reproduce.py NAME, and every block of every page by
+
+    python -m experiments.pages
+
+NAME is an entry (NAME.paper at the paper's scale), or a JSON file in results/ without its ending.
+"""
+import re
+import sys
+
+from common.files import ROOT, in_one_line, read_json, write_safely
+from experiments import by_task, entries, find, tables
+from experiments.jobs import differing, start_of
+from experiments.runs import table
+from experiments.speed import bench_table
+from experiments.trials import search_table
+
+BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
+SEVERAL = dict(cope_cut=("cope_cut", "cope_cut_end", "cope_cut_window"))  # JSON files of one block
+
+
+def fill():
+    """Every block of every page, anew."""
+    for path in sorted((ROOT / "results").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        filled = BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
+        if filled != text:
+            write_safely(path, lambda tmp, filled=filled: tmp.write_text(filled, encoding="utf-8"))
+            print(f"wrote results/{path.name}")
+
+
+def block(name):
+    """The tables of an entry, or of JSON files, with a line on where they are from."""
+    stem, _, scale = name.rpartition(".")
+    if scale != "paper":
+        stem, scale = name, "cpu"
+    if stem == "lm_papers":
+        return f"\n{tables.papers_table(table('lm', scale))}\n\n"
+    if stem in entries():
+        result = table(stem, scale)
+        if not (result.get("runs") or result.get("panels")):
+            return f"\nNot run yet: `python reproduce.py {stem} --scale {scale}`\n\n"
+        return f"\n{marked(stem, scale, result)}\n\n{small(result, command_of(stem, scale))}\n\n"
+    results = [read_json(ROOT / "results" / f"{file}.json") for file in SEVERAL.get(name, [name])]
+    text = "\n\n".join(map(markdown, results))
+    command = re.sub(r"(out/\w+/)\S+( \1\S+)+", r"\1*", results[0]["command"])
+    return f"\n{text}\n\n{small(results[0], f'`{command}`')}\n\n"
+
+
+def markdown(result):
+    """The tables of what experiments/runs.py, eval.py or bench.py have about something."""
+    if "panels" in result:
+        return search_table(result)
+    if "losses" in result:
+        return tables.losses_table(result)
+    if "cells" in result:
+        return tables.matrix_table(result)
+    if "runs" not in result:
+        return bench_table(result)
+    run = result["runs"][0]
+    if "search" in run:
+        return tables.retrieval_table(result)
+    return tables.task_table(result) if "scores" in run else tables.text_table(result)
+
+
+def command_of(name, scale):
+    entry, part = find(name, scale)
+    if "gone" in part:
+        return f"made by {part['gone']}"
+    words = f"python reproduce.py {entry.get('runs', name)}"
+    return f"`{words}`" if scale == "cpu" else f"`{words} --scale {scale}`"
+
+
+def marked(name, scale, result):
+    """The tables; a row whose runs are not what the entry says today has a dagger and a note."""
+    text, reasons = markdown(result), {}
+    for run in result.get("runs", []):
+        reason = otherwise(name, scale, run, result["runs"])
+        if reason:
+            reasons.setdefault(run["label"], reason)
+    for label in reasons:
+        text = re.sub(rf"^\| {re.escape(label)} ", rf"| {label} † ", text, flags=re.M)
+    notes = [f"† {label}: {reason}." for label, reason in reasons.items()]
+    return "\n\n".join([text, *notes])
+
+
+def otherwise(name, scale, run, runs):
+    """In what a run is not what its entry says today, in words."""
+    entry, part = find(name, scale)
+    row, task = part["rows"][run["label"]], by_task(part)[run.get("task", "")]
+    if "gone" in part:
+        return ""
+    train = part["rows"][row.of].train if row.of else row.train
+    first = run["config"].get("init_from", "")
+    differs = differing(run["config"], start_of(task, train, run["seed"], first)[2:])
+    if differs:
+        return differs
+    if " ".join(f"{task['eval']} {row.eval}".split()) not in run["command"]:
+        return f"scored by `{run['command']}`"
+    texts = [other["data"] for other in runs if other.get("task") == run.get("task")]
+    return "" if run["data"] == texts[0] else "another text than the first row's"
+
+
+def small(result, command):
+    """A small line: the command, machines and commits, how much was scored, what was compiled."""
+    runs = [scheme for panel in result.get("panels", []) for scheme in panel["schemes"].values()]
+    runs = runs or result.get("runs", [])
+    made = [run["environment"] for run in runs if "environment" in run] or [result["environment"]]
+    parts = [command, machines(made)]
+    if "queries" in result:
+        parts.append(f"{result['queries']:,} queries, {result['documents']:,} documents, chance "
+                     f"{100 * result['chance']:.1f}")
+    elif "sequences" in result:
+        parts.append(f"{result['sequences']:,} sequences a test set")
+    elif "tokens" in result:
+        parts.append(f"{result['tokens']:,} tokens of {result['data']['source']}, "
+                     f"{result['split']}")
+    seconds = sum(run.get("train_seconds", run.get("seconds", 0)) for run in runs)
+    if seconds:
+        parts.append(f"{seconds / 60:,.0f} minutes of training")
+    compiled = [run for run in runs if "--compile on" in run.get("train_command", "")]
+    if compiled:
+        rows = ", ".join(dict.fromkeys(run["label"] for run in compiled))
+        parts.append(f"compiled: {len(compiled)} runs of {len(runs)}, of {rows}")
+    return f"<sub>{'; '.join(parts)}</sub>"
+
+
+def machines(environments):
+    """On which machines and by which commits something was measured."""
+    said = []
+    for key, word in (("cpu", ""), ("threads", "threads "), ("torch", "torch "),
+                      ("python", "Python "), ("commit", "commit ")):
+        values = [str(e["gpu"] or e["cpu"]) if key == "cpu" else str(e[key]) for e in environments]
+        said.append(word + " / ".join(sorted(set(values))))
+    return ", ".join(said)
+
+
+if __name__ == "__main__":
+    sys.excepthook = in_one_line
+    fill()

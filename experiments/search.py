@@ -1,0 +1,368 @@
+"""
+Post-Norm's random search: many small models of one shape are stacked, and take their steps
+together. The minimal transformer and max retrieval are minimal.py's; Dyck and Tomita strings go to
+the GPT of model_postnorm.py.
+
+    python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --scheme peri --out a
+
+A panel is a task (data and its fields) with the batch size, the greatest length to measure, and
+`at`, the lengths [from, to] over which a trial's number is the mean. reproduce.py runs one such
+command for every panel and scheme of an entry. The ranges of the hyper-parameters are ours.
+"""
+import argparse
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
+
+import model_postnorm
+from common.device import environment, setup
+from common.files import ROOT, fail, in_one_line, read_json, write_json
+from common.flags import Parser
+from common.names import find_task, nearest, pick
+from data import auc, binned, tvd
+from experiments import find
+from experiments.minimal import MaxRetrieval, MinimalTransformer, hard_coded
+from experiments.runs import slug
+
+SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
+
+
+def make_task(panel, **changes):
+    """The task of a panel. max_retrieval, which is numbers, has no vocabulary to ask for."""
+    cls = find_task(panel["data"])
+    return cls(**pick(cls, panel | changes))
+
+
+# -----------------------------------------------------------------------------
+# many small models at once, stacked
+
+def small_model(task, scheme):
+    """The paper's model for a task, with norms as the scheme has them."""
+    if task.data == "set_complement":
+        return MinimalTransformer(task.n, task.n - 1, 1, task.n - 1, scheme)
+    if task.data == "max_retrieval":
+        return MaxRetrieval(scheme, task.classes)
+    shape = dict(n_layer=2, n_embd=64, norm=scheme)
+    return model_postnorm.GPT(model_postnorm.GPTConfig(task.block_size, task.vocab_size, **shape))
+
+
+def draw_trial(rng, peak=1e-2):
+    """One trial's hyper-parameters, in ranges that are ours: our copy of the paper has none."""
+    def log_uniform(low, high):
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+    while beta1 >= beta2**0.5:
+        beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+    return dict(
+        beta1=beta1, beta2=beta2, weight_decay=log_uniform(1e-4, 1), grad_clip=log_uniform(0.1, 10),
+        learning_rate=log_uniform(1e-4, peak), warmup=log_uniform(1e-3, 1e-1),
+        final=float(rng.random() < 0.5) * log_uniform(1e-3, 1e-1),  # of the peak, at the end
+        eta=rng.uniform(0.1, 1), rho=log_uniform(1, 1e3), kappa=rng.uniform(0.3, 1))
+
+
+def stacked(model):
+    """-> logits(weights (K, N), x): what K models of this shape answer to the same x, (K, ...)."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+
+    def answer(row, x):
+        parts = row.split([shape.numel() for shape in shapes.values()])
+        weights = {n: w.view(shapes[n]) for n, w in zip(shapes, parts)}
+        output = functional_call(model, weights, (x,))
+        return output[0] if isinstance(output, tuple) else output
+    return vmap(answer, in_dims=(0, None))
+
+
+def decays(model, device):
+    """(N,): 1 where a weight decays, 0 for embeddings, gains and vectors."""
+    parts = []
+    for name, p in model.named_parameters():
+        matrix = p.dim() >= 2 and name not in ("E", "wte.weight")
+        parts.append(torch.full((p.numel(),), float(matrix), device=device))
+    return torch.cat(parts)
+
+
+def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: None):
+    """
+    Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the
+    same batches: batch(step) -> x, y. AdamW, linear warmup and decay, as torch has them.
+    -> logits(weights, x), {raw, ema, bema: weights (K, N)}: the last ones, their moving average,
+    and that without its lag (BEMA, section 4.5).
+    """
+    logits = stacked(models[0].to(device))
+    start = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models])
+    theta = start.clone().requires_grad_()
+    matrix = decays(models[0], device)
+    h = {k: torch.tensor([[t[k]] for t in trials], device=device) for k in trials[0]}  # (K, 1)
+    warmup = (h["warmup"] * steps).round().clamp(min=1)
+    m, v, ema = torch.zeros_like(theta), torch.zeros_like(theta), start.clone()
+    for step in range(1, steps + 1):
+        x, y = (torch.from_numpy(a).to(device) for a in batch(step))
+        theta.grad = None
+        out = logits(theta, x)                                          # (K, ..., classes)
+        p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
+        losses = -(out.log_softmax(-1) * p).sum(-1).flatten(1).mean(1)
+        losses.sum().backward()
+        with torch.no_grad():
+            norm = theta.grad.norm(dim=1, keepdim=True)
+            g = theta.grad * (h["grad_clip"] / (norm + 1e-6)).clamp(max=1)
+            left = ((steps - step) / (steps - warmup).clamp(min=1)).clamp(max=1)
+            decay = h["final"] + (1 - h["final"]) * left
+            lr = h["learning_rate"] * torch.minimum(step / warmup, decay)
+            m.lerp_(g, 1 - h["beta1"])
+            v.lerp_(g * g, 1 - h["beta2"])
+            update = m / (1 - h["beta1"]**step) / ((v / (1 - h["beta2"]**step)).sqrt() + 1e-8)
+            theta -= lr * (update + h["weight_decay"] * matrix * theta)
+            ema.lerp_(theta, (h["rho"] + step)**-h["kappa"])
+        tell(step, losses)
+    theta = theta.detach()
+    bema = ema + (h["rho"] + steps)**-h["eta"] * (theta - start)
+    return logits, dict(raw=theta, ema=ema, bema=bema)
+
+
+def pieces(task, split, sequences, T, K, rng, device):
+    """New sequences of a split, drawn at once and given in pieces that K models can take."""
+    x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, sequences, rng))
+    size = max(1, 2**13 // (K * T))
+    return zip(x.split(size), y.split(size))
+
+
+@torch.no_grad()
+def measure_sets(task, logits, weights, sequences, rng, lengths, device="cpu"):
+    """-> lengths [[T, T], ...] and {accuracy: (K, n)}: at every given length, on new sets."""
+    columns, K = [], len(weights)
+    for T in lengths:
+        right = []
+        for x, y in pieces(task, str(T), max(16, min(sequences, 2**19 // T)), T, K, rng, device):
+            z = logits(weights, x)                                      # (K, B, classes)
+            right.append(torch.where(z.isnan().any(-1), torch.nan, (z.argmax(-1) == y).float()))
+        columns.append(torch.cat(right, 1).mean(1).cpu().numpy())
+    return [[T, T] for T in lengths], dict(accuracy=np.stack(columns, 1))
+
+
+@torch.no_grad()
+def measure(task, logits, weights, sequences, rng, device="cpu"):
+    """
+    -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: TVD, and where the task
+    has them AUC and precision, at every position, binned.
+    """
+    by_metric, K, T = {}, len(weights), task.block_size
+    sequences = max(16, min(sequences, 2**19 // T))
+    for x, _ in pieces(task, "iid", sequences, T, K, rng, device):
+        z, target = logits(weights, x), task.target(x)                  # (K, B, T, vocab)
+        by_metric.setdefault("tvd", []).append(tvd(z, target))
+        if task.data == "set_complement":  # an absent token's logit over any present one's
+            present = z.masked_fill(target > 0, -torch.inf).amax(-1)
+            absent = z.masked_fill(target == 0, torch.inf).amin(-1)
+            by_metric.setdefault("precision", []).append(absent - present)
+        if task.contrast is not None:
+            score, good = task.contrast(z, x)                           # (K, B, T), (B, T)
+            by_metric.setdefault("score", []).append(score)
+            by_metric.setdefault("good", []).append(good)
+    scores, good = by_metric.pop("score", None), by_metric.pop("good", None)
+    curves = {k: torch.cat(v, 1).mean(1).cpu().numpy() for k, v in by_metric.items()}
+    if scores:
+        good = torch.cat(good).cpu().numpy()
+        scores = torch.cat(scores, 1).cpu().numpy()
+        curves["auc"] = np.stack([auc(score, good) for score in scores])
+    width = 1 if T < 64 else max(2, T // 64 * 2)
+    edges = [*range(0, T, width), T]
+    lengths = [[a + 1, b] for a, b in zip(edges, edges[1:])]
+    return lengths, {k: binned(v, edges) for k, v in curves.items()}
+
+
+def note(trials, weights, split, lengths, measured, at):
+    """Every trial's mean over the lengths from at[0] to at[1], and its curve, into trials."""
+    inside = [i for i, (a, b) in enumerate(lengths) if at[0] <= a and b <= at[1]]
+    for metric, values in measured.items():
+        means = binned(values[:, inside], [0, len(inside)])[:, 0]
+        for trial, curve, mean in zip(trials, values, means):
+            numbers = trial.setdefault(metric, {}).setdefault(weights, {})
+            numbers[split] = float(mean)
+            numbers["by_length"] = [round(float(y), 6) for y in curve]
+
+
+def search(panel, scheme, steps, n, peak=1e-2, device="cpu", tell=lambda step, losses: None):
+    """n trials of one scheme on one panel's task -> a dict for the JSON."""
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    begin, models = time.time(), []
+    task, far = make_task(panel), make_task(panel, block_size=panel["longest"])
+    trials = [draw_trial(np.random.default_rng([SEED, i]), peak) for i in range(n)]
+    for i in range(n):
+        torch.manual_seed((SEED << 20) + i)
+        models.append(small_model(task, scheme))
+
+    def batch(step):
+        x, y = task.batch("train", panel["batch_size"], np.random.default_rng([SEED, step]))
+        return x, task.target(torch.from_numpy(x)).numpy() if panel.get("exact") else y
+
+    of_sets = task.data == "max_retrieval"
+    lengths = dict(validation=[panel["at"][0]], test=[])
+    for split in task.splits[2:] if of_sets else ():
+        if int(split) <= panel["longest"]:
+            lengths["test"].append(int(split))
+    with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
+        logits, by_weights = fit(models, trials, batch, steps, device, tell)
+        seconds = time.time() - begin
+        finite = by_weights["raw"].isfinite().all(1).tolist()
+        rows = [dict(hyperparameters=t, finite=f) for t, f in zip(trials, finite)]
+        for name, weights in by_weights.items():
+            for split in ("validation", "test"):  # the best trial is chosen on the first alone
+                rng = np.random.default_rng([SEED, 1 << 40, split == "test"])
+                arguments = (far, logits, weights, SEQUENCES, rng)
+                if of_sets:
+                    bins, measured = measure_sets(*arguments, lengths[split], device)
+                else:
+                    bins, measured = measure(*arguments, device)
+                note(rows, name, split, bins, measured, panel["at"])
+    return dict(environment=environment(), seconds=round(seconds, 1), lengths=bins, trials=rows)
+
+
+def theorem(n=64, gap=10.0, sequences=64):
+    """
+    Theorem 4.2 at lengths 2 ... n - 1, scaled to a precision of `gap` at 2: the formula's
+    precision, and what the hard-coded models have, with their TVD -> {norm: {name: [...]}}.
+    """
+    assert n <= 64  # beyond, measure would bin
+    task = make_task(dict(data="set_complement", n=n, block_size=n - 1))
+    lengths, models = np.arange(2, n), {}
+    share = 1 / lengths - 1 / n   # E_i . mean of E, for a token that is present and centred E
+    post = np.sqrt((n - 1) / (1 - 1 / n + 3 * share)) / lengths
+    final = np.sqrt((n - 1) / (1 - 1 / n + (2 * n**0.5 + n) * share)) * n**0.5 / lengths
+    formulas = dict(none=1 / lengths, output=np.sqrt(n * (n - 1) / (lengths * (n - lengths))),
+                    post=post, pre_final=final)
+    for norm, formula in formulas.items():
+        c = gap / formula[0]
+        model = hard_coded(n, c, norm, centred=norm != "none")
+        _, measured = measure(task, lambda _, x, model=model: model(x)[None], [0], sequences,
+                              np.random.default_rng(0))
+        rows = {k: y[0, 1:].tolist() for k, y in measured.items()}
+        models[norm] = dict(formula=(c * formula).tolist(), **rows)
+    return dict(n=n, lengths=lengths.tolist(), models=models)
+
+
+# -----------------------------------------------------------------------------
+# for reproduce.py: one command for every panel and scheme
+
+class Search(NamedTuple):
+    """One scheme on one panel of an entry."""
+    entry: str
+    scale: str
+    panel: str   # "theorem" is the hard-coded models
+    scheme: str
+    path: Path   # the panel's file, which all its schemes share
+    done: bool   # whether the file has the scheme
+    task: str = ""
+
+    @property
+    def name(self):
+        return slug(f"{self.panel} {self.scheme}")
+
+    def commands(self, device):
+        words = ["python", "-m", "experiments.search", self.entry, "--panel", self.panel]
+        words += ["--scheme", self.scheme] if self.scheme else []
+        words += ["--scale", self.scale] if self.scale != "cpu" else []
+        words += ["--device", device] if device != "auto" else []
+        out = Path("out") / f"{self.entry}.{self.scale}" / f"{self.name}.json"
+        return [[*words, "--out", str(out)]]
+
+    def model(self):
+        _, part = find(self.entry, self.scale)
+        if self.panel == "theorem":
+            return hard_coded(4, 1.0)
+        return small_model(make_task(part["panels"][self.panel]), self.scheme)
+
+    def make(self, device, run):
+        """Runs the search, and writes it into the panel's file."""
+        command, = self.commands(device)
+        run(*command)
+        result = read_json(ROOT / command[-1])
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.panel == "theorem":
+            return write_json(self.path, result)
+        entry, part = find(self.entry, self.scale)
+        with LOCK:
+            panel = dict(part["panels"][self.panel], name=self.panel, steps=part["steps"],
+                         sequences=SEQUENCES, lengths=result["lengths"], schemes={},
+                         command=f"python reproduce.py {self.entry} --scale {self.scale}")
+            if self.path.exists():
+                panel = read_json(self.path)
+            trials = [shown(trial, entry) for trial in result["trials"]]
+            panel["schemes"][self.scheme] = dict(
+                seconds=result["seconds"], environment=result["environment"], trials=trials)
+            write_json(self.path, panel)
+
+
+LOCK = threading.Lock()  # of the panels' files
+
+
+def planned(name, scale, folder):
+    """-> [Search] of all panels and schemes of an entry, there or not; files are in `folder`."""
+    entry, part = find(name, scale)
+    jobs = []
+    for panel in part["panels"]:
+        path = folder / f"{slug(panel)}.json"
+        there = read_json(path)["schemes"] if path.exists() else {}
+        jobs += [Search(name, scale, panel, scheme, path, scheme in there)
+                 for scheme in entry["schemes"]]
+    if entry.get("theorem"):
+        path = folder / "theorem.json"
+        jobs.append(Search(name, scale, "theorem", "", path, path.exists()))
+    return jobs
+
+
+def shown(trial, entry):
+    """What a panel's file has of a trial: the entry's metrics, of the weights that it shows."""
+    row = dict(hyperparameters=trial["hyperparameters"], finite=trial["finite"])
+    for metric in entry.get("metrics", (entry["metric"], "tvd")):
+        if metric in trial:
+            row[metric] = {weights: scores for weights, scores in trial[metric].items()
+                           if weights != "ema" or entry.get("ema")}
+    return row
+
+
+def main(argv=None):
+    parser = Parser(description=__doc__)
+    parser.add_argument("entry", help="of experiments/postnorm.py")
+    parser.add_argument("--panel", required=True, help="one of the entry's")
+    parser.add_argument("--scheme", default="", help="one of the entry's")
+    parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
+    parser.add_argument("--trials", type=int, help="models (default: the entry's)")
+    parser.add_argument("--steps", type=int, help="of training (default: the entry's)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--out", required=True, help="a JSON")
+    args = parser.parse_args(argv)
+    entry, part = find(args.entry, args.scale)
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    if args.panel == "theorem" and entry.get("theorem"):
+        return write_json(args.out, theorem())
+    for word, names in ((args.panel, part.get("panels", {})), (args.scheme, entry["schemes"])):
+        if word not in names:
+            fail(f"{args.entry} has no {word!r}: {nearest(word, names)}")
+    steps, begin = args.steps or part["steps"], time.time()
+
+    def tell(step, losses):
+        if step % max(1, steps // 50) and step != steps:
+            return
+        left = int((time.time() - begin) / step * (steps - step))
+        print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f} | "
+              f"eta {left // 60}m{left % 60:02d}s", flush=True)
+
+    device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
+    write_json(args.out, search(part["panels"][args.panel], args.scheme, steps,
+                                args.trials or part["trials"], entry.get("peak", 1e-2),
+                                str(device), tell))
+
+
+if __name__ == "__main__":
+    sys.excepthook = in_one_line
+    main()

@@ -1,0 +1,117 @@
+"""The tables of a random search: medians, best trials and sign tests."""
+import math
+import statistics
+
+from experiments.tables import markdown
+
+CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
+
+
+def search_table(result):
+    """
+    The dots of a random search, a table for each panel: median and best of every scheme, of the
+    last weights and of their averages, and in how many of their shared trials it is better than the
+    first, and than the control, if there is one; of a search with EMA, also how often an average is
+    better.
+    """
+    metric, texts = result["metric"], []
+    weights = [name for name in ("raw", "ema", "bema") if everywhere(result, name)]
+    schemes = list(result["panels"][0]["schemes"])
+    references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
+    averages = weights[1:] if "ema" in weights else []
+    head = ["scheme", "trials", "diverged", "median", "best"]
+    for name in weights[1:]:
+        head += [f"median, {name.upper()}", f"best, {name.upper()}"]
+    head += [f"better than {reference}" for reference in references]
+    head += [f"{name.upper()} better than without" for name in averages]
+    head += [f"best / {schemes[0]}'s best"] if metric == "tvd" else []
+    for panel in result["panels"]:
+        a, b = panel["at"]
+        where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
+        name = dict(tvd="TVD", auc="AUC").get(metric, metric)
+        rows = panel_rows(panel["schemes"], metric, weights, references, averages)
+        texts.append(f"{name}, {where}:\n\n{markdown(head, rows)}")
+    texts.append(f"Better than {' and '.join(references)}: in so many of the shared trials (the "
+                 "same hyper-parameters and initial weights; raw weights; without ties and without "
+                 "trials of which one has diverged); p by a two-sided sign test, not corrected for "
+                 "the number of tests here.")
+    if "theorem" in result:
+        texts.append(theorem_table(result["theorem"]))
+    return "\n\n".join(texts)
+
+
+def everywhere(result, weights):
+    """Whether all trials of a search have numbers of raw, ema or bema weights."""
+    for panel in result["panels"]:
+        for scheme in panel["schemes"].values():
+            if any(weights not in trial[result["metric"]] for trial in scheme["trials"]):
+                return False
+    return True
+
+
+def panel_rows(schemes, metric, weights, references, averages):
+    """A row for each scheme: what search_table says of it."""
+    rows = []
+    for name, scheme in schemes.items():
+        trials, cells = scheme["trials"], []
+        for average in weights:
+            values = [trial[metric][average]["test"] for trial in trials]
+            values = [y for y in values if y is not None]
+            best = best_trial(trials, metric, average)
+            cells.append(f"{statistics.median(values):.4f}" if values else "-")
+            cells.append("-" if best is None else f"{best:.4f}")
+        for reference in references:
+            theirs = schemes[reference]["trials"]
+            cells.append("-" if name == reference else sign_cell(trials, theirs, metric))
+        for average in averages:
+            cells.append(sign_cell(trials, trials, metric, average))
+        if metric == "tvd":  # a distance: how many times smaller?
+            ours, theirs = (best_trial(schemes[s]["trials"], "tvd", "raw")
+                            for s in (name, references[0]))
+            cells.append(f"{ours / theirs:.2f}" if ours and theirs else "-")
+        diverged = sum(not trial["finite"] for trial in trials)
+        rows.append([name, len(trials), diverged, *cells])
+    return rows
+
+
+def best_trial(trials, metric, weights):
+    """Of the trial that is best on the validation sequences; None where every one has diverged."""
+    sign, numbers = 1 if metric == "tvd" else -1, []
+    for trial in trials:
+        scores = trial[metric][weights]
+        if None not in (scores["validation"], scores["test"]):
+            numbers.append((sign * scores["validation"], scores["test"]))
+    return min(numbers, key=lambda pair: pair[0])[1] if numbers else None
+
+
+def sign_test(pairs):
+    """
+    (ours, theirs) of trials that two schemes share, where less is better -> how often ours is less,
+    of how many, and the probability of a split as uneven as this one or more, were both sides
+    equally likely: exact, two-sided. Ties, and trials of which either has diverged, are left out.
+    """
+    pairs = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
+    wins, n = sum(a < b for a, b in pairs), len(pairs)
+    tail = sum(math.comb(n, k) for k in range(min(wins, n - wins) + 1))
+    return wins, n, min(1.0, 2 * tail / 2**n)
+
+
+def sign_cell(trials, reference, metric, weights="raw"):
+    """Wins over another scheme's raw weights and their p, by the test number: trial by trial."""
+    sign, pairs = 1 if metric == "tvd" else -1, []
+    for ours, theirs in zip(trials, reference):
+        both = ours[metric][weights]["test"], theirs[metric]["raw"]["test"]
+        pairs.append([None if y is None else sign * y for y in both])
+    wins, n, p = sign_test(pairs)
+    return f"{wins} of {n}, p = {p:.2g}"
+
+
+def theorem_table(theorem):
+    n = theorem["n"]
+    lengths, rows = [length for length in (2, 8, 32, n - 1) if length < n], []
+    for norm, m in theorem["models"].items():
+        cells = [f"{m['precision'][T - 2]:.2f} ({m['tvd'][T - 2]:.3f})" for T in lengths]
+        far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
+        rows.append([norm, *cells, f"{far:.1e}"])
+    return (f"Hard-coded models, n = {n}, precision (TVD) at length:\n\n"
+            + markdown(["norm", *lengths, "largest difference from the formula"], rows))
