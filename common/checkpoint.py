@@ -46,7 +46,7 @@ def load_checkpoint(path):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         whole = KEYS <= checkpoint.keys()
-    except OSError:
+    except PermissionError:
         raise
     except Exception:  # torch has many errors for what is in a foreign file
         whole = False
