@@ -1,18 +1,16 @@
-"""The encoder: bidirectional attention, masked tokens."""
+"""The encoder: attention both ways, padding, masked tokens, and what it refuses."""
 import itertools
-import json
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 
-import data
 import data.mlm
 import data.text
 import model_bert
-import runs
+from common import names
+from common.spy import spy
 from tests.helpers import (
     ENCODER_FLAGS,
     ENCODERS,
@@ -21,10 +19,12 @@ from tests.helpers import (
     close,
     command,
     complaint,
+    documents,
     encoder,
     mlp_by_hand,
     python,
     rng,
+    turned,
 )
 
 
@@ -54,7 +54,7 @@ def test_an_encoder_attends_both_ways(name, rows, monkeypatch):
     for padded in (0, 2):
         idx = torch.randint(1, 61, (2, 7))
         idx[1, 7 - padded:] = 0
-        with runs.spy(model) as calls:
+        with spy(model) as calls:
             model(idx)
         for q, k, v, real, S, g in calls:
             assert (real is None) == (padded == 0)
@@ -78,18 +78,15 @@ def test_an_encoder_by_hand(name):
         x = x + model.wpe.weight[:T]
     x = x * math.sqrt(C)
     if pe == "sinusoidal":
-        waves = [(math.sin, math.cos)[c % 2] for c in range(C)]
-        sines = [[wave(p / 10000 ** (c // 2 * 2 / C)) for c, wave in enumerate(waves)]
-                 for p in range(T)]
-        x = x + torch.tensor(sines, dtype=torch.float64)
+        for t, c in np.ndindex(T, C):
+            wave = math.cos if c % 2 else math.sin
+            x[t, c] += wave(t / 10000 ** (c // 2 * 2 / C))
     for block in model.h:
         attn, n = block.attn, N(x, block.ln_1, 1e-6)
         q, k, v = (n @ attn.c_attn.weight.T).view(1, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
         S = g = None
-        if pe == "rope":  # channels c and c + 4 are a pair
-            turn = torch.exp(1j * pos[:, None] * 10000.0 ** (-torch.arange(4) / 4))
-            q, k = ((torch.complex(z[..., :4], z[..., 4:]) * turn) for z in (q, k))
-            q, k = (torch.cat((z.real, z.imag), -1) for z in (q, k))
+        if pe == "rope":
+            q, k = turned(q, range(T)), turned(k, range(T))
         if pe == "alibi":
             S = pos.expand(1, H, T)
             g = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])[None, :, None].expand(1, H, T)
@@ -107,7 +104,7 @@ def test_an_encoder_by_hand(name):
     close(model.embed(idx[None])[0], mean / mean.norm(), 1e-5)
     model.w_p.weight.zero_()
     close(model.embed(idx[None])[0], x.mean(0) / x.mean(0).norm(), 1e-5)
-    fresh = runs.make_model(dict(model=name))
+    fresh = names.make_model(dict(model=name))
     assert fresh.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8 ** .5, rel=0.05)
 
 
@@ -145,19 +142,22 @@ def test_masked_tokens_are_scored_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pe", [one["pe"] for one in model_bert.VARIANTS.values()])
-def test_an_encoder_reads_16384_tokens(pe):
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_reads_16384_tokens(name):
     """In less than 1.5 GB, torch and all."""
     code = f"""if True:
-        import torch, model_bert, runs
+        import torch
+        from common import device, names
         torch.set_num_threads(1)
-        model = model_bert.GPT(model_bert.GPTConfig(pe="{pe}", block_size=16384))
+        model = names.make_model(dict(model="{name}", block_size=16384))
         with torch.no_grad():
             model.embed(torch.randint(1, 8195, (1, 16384)))
-        print(runs.peak_memory(torch.device("cpu")))"""
-    peak = python(code, ROOT)
-    assert float(peak) < 1.5
+        print(device.peak_memory(torch.device("cpu")))"""
+    assert float(python(code, ROOT)) < 1.5
 
+
+# -----------------------------------------------------------------------------
+# the task
 
 def test_the_share_of_masked_tokens(library):
     """15 % of the tokens, at every position alike; of them 80 % masked, 10 % another, 10 % kept."""
@@ -177,10 +177,9 @@ def test_the_share_of_masked_tokens(library):
 
 def test_masked_windows_stay_in_their_document(tmp_path, monkeypatch):
     monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    (tmp_path / "notes").mkdir()
-    for n in range(12):  # every document has a byte of its own
-        (tmp_path / "notes" / f"{n}.txt").write_text(chr(97 + n) * (7 + 9 * n))
-    task = data.mlm.Task(corpus=str(tmp_path / "notes"), tokenizer="bytes", block_size=30)
+    # every document has a byte of its own
+    folder = documents(tmp_path / "notes", [chr(97 + n) * (7 + 9 * n) for n in range(12)])
+    task = data.mlm.Task(corpus=folder, tokenizer="bytes", block_size=30)
     windows = task.windows("train", 500, rng(0))
     for row in windows:
         real = row[row != data.text.PAD]
@@ -190,89 +189,48 @@ def test_masked_windows_stay_in_their_document(tmp_path, monkeypatch):
 
 def test_masked_windows_begin_anywhere_and_long_documents_have_more(tmp_path, monkeypatch):
     monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    (tmp_path / "notes").mkdir()
-    for n in range(20):  # half of them 10 times as long, where a token is its place
-        text = "".join(map(chr, range(32, 122))) if n % 2 else 9 * "~"
-        (tmp_path / "notes" / f"{n}.txt").write_text(text)
-    task = data.mlm.Task(corpus=str(tmp_path / "notes"), tokenizer="bytes", block_size=10)
-    names = np.asarray(task.kept["vocabulary"])
-    first = names[task.windows("train", 2000, rng(0))[:, 0] - data.text.UNK - 1]
-    long, lengths = first != ord("~"), task.documents["train"][1]
-    assert abs(long.mean() - (lengths == 90).sum() * 90 / lengths.sum()) < 0.05
-    assert len(set(first[long].tolist())) == 81  # all places of a whole window
+    places = "".join(map(chr, range(32, 122)))  # of a long document, where a token is its place
+    texts = [9 * chr(n) if n % 2 else places + chr(n) for n in range(1, 21)]
+    folder = documents(tmp_path / "notes", texts)
+    task = data.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
+    vocabulary = np.asarray(task.kept["vocabulary"])
+    first = vocabulary[task.windows("train", 2000, rng(0))[:, 0] - data.text.UNK - 1]
+    of_long, lengths = first >= 32, task.documents["train"][1]
+    assert abs(of_long.mean() - (lengths == 91).sum() * 91 / lengths.sum()) < 0.05
+    assert len(set(first[of_long].tolist())) == 82  # all places of a whole window
 
 
 def test_the_vocabulary_is_the_commonest_tokens(library):
     task = data.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", max_vocab=5)
-    stream = task.text.tokens("train")
-    common = [token for token, _ in sorted(
-        ((t, (stream == t).sum()) for t in set(stream.tolist())), key=lambda p: (-p[1], p[0]))[:5]]
-    assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == common
-    assert [task.table[t] for t in common] == [3, 4, 5, 6, 7]
+    counts = np.bincount(task.text.streams["train"])
+    commonest = sorted(range(len(counts)), key=lambda t: (-counts[t], t))[:5]
+    assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == commonest
+    assert [task.table[t] for t in commonest] == [3, 4, 5, 6, 7]
     assert task.table[255] == data.text.UNK
     task.adopt(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
     assert task.vocab_size == 5 and task.table[8] == 4
-    for wrong in ([-1], [70000], []):
-        with pytest.raises(ValueError, match="vocabulary"):
-            task.adopt(dict(vocabulary=torch.tensor(wrong, dtype=torch.long)))
 
 
-def test_what_an_encoder_refuses(library, trained):
-    common = *ENCODER_FLAGS, "--max_iters", 1, "--no-evaluate"
-    command(library, "train.py", "--data", "mlm", *common, "--out_dir", "m")
-    command(library, "train.py", "--data", "retrieval", "--model", "bert_learned", *common,
-            "--query_size", 16, "--out_dir", "r")
-    start = "train.py", "--data", "retrieval", "--query_size", 16, *common
-    (library / "empty").mkdir()
-    for words, said in (
-            ((*start, "--model", "cable"), "retrieval needs an encoder, which reads both ways"),
+def test_what_an_encoder_refuses(library):
+    flags = *ENCODER_FLAGS, "--max_iters", 1, "--no-evaluate"
+    command(library, "train.py", "--data", "mlm", *flags, "--out_dir", "m")
+    command(library, "train.py", "--data", "flipflop", "--model", "rope", *flags[4:],
+            "--out_dir", "f")
+    for name, n in (("empty", 0), ("single", 1), ("short", 9)):
+        documents(library / name, [f"x = {i}\n" for i in range(n)])
+    pairs = "train.py", "--data", "retrieval", "--query_size", 16, *flags
+    for words, says in (
+            ((*pairs, "--model", "cable"), "retrieval needs an encoder: choose from bert_"),
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
-            ((*start, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
-            ((*start, "--init_from", "m", "--n_embd", 32), "its n_embd is 16, the new run's 32"),
-            ((*start, "--init_from", "m", "--model", "bert_rope"), "its model is bert_cable, "),
-            ((*start, "--init_from", "gone"), "no checkpoint at gone"),
-            ((*start, "--init_from", trained / "cable"), "its model is cable, the new run's bert_"),
-            ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
-            (("sample.py", "r"), "is an encoder, which writes no text"),
-            (("sample.py", "r", "--prompt", "", "--data", "library"), "the prompt is empty: a"),
-            (("sample.py", "r", "--prompt", " \n ", "--data", "library"), "the prompt is empty: a"),
-            (("sample.py", "r", "--prompt", "x", "--data", "empty"), "has no text in it"),
-            (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
-            (("sample.py", "m", "--prompt", "x", "--data", "library"),
-             "pairs first: train.py --model bert_cable --init_from m ..."),
-            (("sample.py", "r", "--prompt", "\ufeff\xa0", "--data", "library"), "is empty: a"),
-            (("sample.py", trained / "cable", "--data", "library"), "--data is for encoders"),
+            ((*pairs, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
+            ((*pairs, "--init_from", "m", "--n_embd", 32), "do not fit model_bert.py"),
+            ((*pairs, "--init_from", "m", "--model", "bert_rope"), "a bert_cable, not a bert_rope"),
+            ((*pairs, "--init_from", "gone"), "no checkpoint at gone"),
+            ((*pairs, "--init_from", "f"), "it is a rope, not a bert_cable"),
+            ((*pairs, "--temperature", 0), "temperature=0.0 must be more than 0"),
+            ((*pairs, "--corpus", "empty"), "has no text in it"),
+            ((*pairs, "--corpus", "single"), "has too few documents"),
+            ((*pairs, "--corpus", "short"), "has too few pairs of query and document"),
             (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
-            (("eval.py", "r", "--sequences", 3), "--sequences is for a synthetic task"),
-            (("eval.py", "m", "--queries", 3), "--queries is for a search")):
-        assert said in complaint(library, *words), words
-    out, err = command(library, "sample.py", "r", "--prompt", "x", "--data", "library")
-    assert len(out.splitlines()) == 10
-    assert re.search("learned positions end at .*\n.* files are ranked by their first 32 tok", err)
-    out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
-    assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
-    assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
-    (library / "one").mkdir()
-    (library / "one" / "a.py").write_text("x = 1\n")
-    (library / "short").mkdir()
-    for n in range(9):
-        (library / "short" / f"{n}.py").write_text(f"x = {n}\n")
-    (library / "few").mkdir()
-    for n in range(14):  # one in val, and all that is asked is of it
-        (library / "few" / f"{n}.py").write_text("\n".join(
-            f'def f_{n}_{k}():\n    """Say the word {k} of the file {n}."""\n    return {k}\n'
-            for k in range(2)))
-    for folder, said in (("empty", "has no text in it"), ("one", "has too few documents"),
-                         ("short", "has too few pairs of query and document"),
-                         ("few", "has a single document to search in its test split")):
-        assert said in complaint(library, *start, "--corpus", folder)
-    (library / "library" / "0.py").write_text("changed = 1\n")
-    assert "is not what r" in complaint(library, "eval.py", "r")
-    command(library, "eval.py", "r", "--data", "library", "--lengths", 32)  # named: all the same
-    found = json.loads((library / "r" / "eval.json").read_text())
-    assert found["data"]["corpus"] == str(library / "library")
-    assert "no such corpus" in complaint(library, "eval.py", "r", "--data", "mlm")
-    assert "score them one by one" in complaint(library, "eval.py", "m", "r")
-    said = complaint(library, "eval.py", trained / "cable", "r", "--data", "library")
-    assert "score them one by one" in said
-    assert "too large to search" in complaint(library, *start, "--corpus", "fineweb_edu")
+            (("eval.py", "m", "--queries", 3), "--queries is")):
+        assert says in complaint(library, *words), words

@@ -1,4 +1,4 @@
-"""Faster ways on a CPU, and what chooses them."""
+"""The faster ways on a CPU: equal to the literal forms, and dropping only what has decayed."""
 import math
 
 import pytest
@@ -26,6 +26,8 @@ from tests.helpers import (
     summed,
 )
 
+pytestmark = pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's ways")
+
 
 def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32):
     """q, k, v, steps, the query's weight: heads that decay fast, slowly, and not at all."""
@@ -36,7 +38,6 @@ def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32
     return [x.to(dtype) for x in inputs]
 
 
-@pytest.mark.skipif(CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("Tq, Tk", [
     (1, 1), (64, 64), (256, 256), (257, 257), (1000, 1000), (1025, 1025), (1500, 1500),
     (100, 1300)])
@@ -49,7 +50,6 @@ def test_the_cpus_way_is_the_literal_form(Tq, Tk):
             lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
-@pytest.mark.skipif(CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("T", [37, 256, 300, 512, 1024, 1025])
 def test_the_cpus_way_where_steps_sum_to_thousands(T):
     """As in a trained model, where a bias is a small difference of large sums."""
@@ -59,7 +59,6 @@ def test_the_cpus_way_where_steps_sum_to_thousands(T):
     same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, tolerance, summed())
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "fox"])
 def test_a_model_in_float64(name):
     """Its sums are float32: the plain function takes both, the fused kernel would read garbage."""
@@ -71,7 +70,6 @@ def test_a_model_in_float64(name):
         close(model.double()(idx)[0], want, 1e-4)
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (1500, 1500), (100, 1300)])
 def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
     """Beyond 1,024 keys, where a steep slope's far keys are dropped, it has a faster way."""
@@ -161,7 +159,6 @@ def test_what_the_cpus_way_leaves_to_the_plain_function():
         assert cable(*(x.float() for x in (q, k, v, S, g))) is None
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("rates, sign, weight", [
     ((0.0, 0.0), 1, 1), ((30.0, 3.0), 1, 1), ((2.0, 1.0), 1, 1), ((0.05, 0.01), -1, 1),
     ((0.05, 0.01), 1, -1)], ids=["none", "huge", "most", "backwards", "growing"])
@@ -186,7 +183,6 @@ def test_dropping_what_has_decayed_changes_nothing(rates, sign, weight, monkeypa
     close(dropped[0], wrap(model_cable.cable_attention)(*inputs), 2e-5)
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 def test_what_may_matter_is_not_dropped():
     """A far key that outweighs its distance; a stretch of steps below 0; weights below 0."""
     torch.manual_seed(0)
@@ -207,7 +203,6 @@ def nothing_dropped(self, lse):
     return torch.zeros(lse.shape, dtype=torch.long)
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 def test_the_cpus_way_drops_much_where_much_has_decayed():
     q, k, v, step, g = separable_inputs(1, 3000, 3000, rates=(3.0, 0.2, 0.0))
     _, _, first = torch.ops.nanope.decaying(q, k, v, step.abs().cumsum(-1), g + 0.5)
@@ -218,7 +213,6 @@ def test_the_cpus_way_drops_much_where_much_has_decayed():
     assert (still == -1).all()  # in one block
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("T", [37, 256, 700, 1024])
 def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
     def output(q, k, v, step, g):
@@ -233,7 +227,6 @@ def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("name", ["cable", "fox"])
 def test_greedy_text_is_the_same_without_what_has_decayed(name, monkeypatch):
     """From a long prompt, in pieces, and past where its first keys matter."""
@@ -248,7 +241,6 @@ def test_greedy_text_is_the_same_without_what_has_decayed(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 @pytest.mark.parametrize("T", [300, 1100])
 def test_the_cpus_way_is_an_operator_like_torchs_own(T):
     inputs = separable_inputs(1, T, T, d=8)
@@ -257,7 +249,6 @@ def test_the_cpus_way_is_an_operator_like_torchs_own(T):
                           tuple(x.requires_grad_() for x in inputs))
 
 
-@pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's way")
 def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):
     """The bound made wrong on purpose: it is compared at this length, with steps that decay."""
     def careless(self, lse):
