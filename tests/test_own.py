@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import data
-import runs
 from tests.helpers import (
     ENCODER_FLAGS,
     ROOT,
@@ -33,7 +32,7 @@ def test_the_guides_own_row_is_a_model(copy):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     (copy / "model_mine.py").write_text(source)
-    model = runs.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
+    model = names.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
     step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
     close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
     loss = model(torch.arange(9)[None], torch.arange(9)[None])[1]
@@ -105,7 +104,7 @@ def test_a_run_of_an_edited_model_says_so(trained, tmp_path, monkeypatch):
         assert "warning" not in command(tmp_path, *words)[1]
     shutil.rmtree(tmp_path / "tra")
     shutil.copytree(trained / "tra", tmp_path / "tra")
-    module, _ = runs.models()["tra"]
+    module, _ = names.models()["tra"]
     monkeypatch.setattr(module, "source", f"{module.source}\n# a remark\n")
     assert "warning" not in command(tmp_path, *every[0])[1]
     monkeypatch.setattr(module, "source", f"{module.source}\nEDITED = True\n")
@@ -344,7 +343,7 @@ def test_a_run_from_before_its_variant_was_changed_is_resumed(copy):
     source = (copy / "model_mine.py").read_text()
     new = "VARIANTS = dict(mine=dict(weight=False))"
     (copy / "model_mine.py").write_text(source.replace("VARIANTS = dict(mine=dict())", new))
-    runs.models.cache_clear()
+    names.models.cache_clear()
     del sys.modules["model_mine"]
     out, _ = command(copy, "train.py", "--resume", "run", "--max_iters", 2)
     assert "iter 2/2" in out
