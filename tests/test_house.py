@@ -1,140 +1,81 @@
-"""The house: lines, functions, imports, names; the guide's snippets."""
-import ast
-import functools
+"""The house: how long files and functions are, who imports whom, and the guide's snippets."""
+import graphlib
 import re
-import subprocess
 
-import pytest
 import torch
 
-import data
-from tests.helpers import MODEL_FILES, NAMES, ROOT
+from tests.helpers import MODEL_FILES, ROOT
 
-SCRIPTS = [path for path in sorted(ROOT.glob("*.py"))
-           if not path.stem.startswith(("model_", "test_"))]
-
-
-@functools.cache
-def sources():
-    """Every Python file that git knows, or, where there is no git, every one in its place."""
-    try:
-        listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True,
-                                text=True).stdout.split()
-    except OSError:
-        listed = []
-    folders = (".", "data", "kernels", "experiments")
-    found = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
-    return [ROOT / name for name in listed] or found
+FOLDERS = (".", "common", "data", "kernels", "experiments", "tests")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+LINES = {"model_classics": 360, "model_": 300, "common/": 160, "test_all": 600, "tests/": 700}
+IMPORT = re.compile(r"^(?:try:\n +)?((?:from|import) [^\n(]*(?:\([^)]*\))?)", re.M)
+SCREEN = {("train.py", "main"): 140}  # lines of a function; of any other 60
 
 
-def imports(path):
-    """The names of all modules that a file imports, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or "."} | {f"{node.module}.{a.name}" for a in node.names}
-    return found
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
 
 
-def test_lines_end_by_column_100():
-    long = []
-    for path in sources():
-        for n, line in enumerate(path.read_text().splitlines(), 1):
-            if len(line) > 100:
-                long.append(f"{path.relative_to(ROOT)}:{n}: {len(line)}")
-    assert not long, "\n".join(long)
+def test_no_file_is_too_long():
+    """Nine methods share model_classics.py."""
+    for path in SOURCES:
+        most = [most for start, most in LINES.items() if name_of(path).startswith(start)]
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert not most or lines <= most[0], f"{name_of(path)} has {lines} lines"
 
 
 def test_functions_fit_on_a_screen():
-    """60 lines, the loop of train.py 120."""
-    long = []
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = node.end_lineno - node.lineno + 1
-                most = 120 if (path.name, node.name) == ("train.py", "main") else 60
-                if lines > most:
-                    long.append(f"{path.relative_to(ROOT)}: {node.name} has {lines} lines")
-    assert not long, "\n".join(long)
+    """A function ends before the next line that is not indented more than it is."""
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        for function in re.finditer(r"^( *)def (\w+).*\n(?:\1[ )].*\n|\n)*", text, re.M):
+            lines = function[0].rstrip().count("\n") + 1
+            most = SCREEN.get((path.name, function[2]), 60)
+            assert lines <= most, f"{name_of(path)}: {function[2]} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", MODEL_FILES, ids=lambda p: p.stem)
-def test_model_files_stand_alone_and_stay_short(path):
-    roots = {name.split(".")[0] for name in imports(path)}
-    assert roots <= {"math", "dataclasses", "torch", "kernels"}
-    most = 370 if path.stem == "model_classics" else 250  # nine methods in one
-    assert len(path.read_text().splitlines()) <= most
+def imports():
+    """{module: the modules of the repository that it imports when it is imported}"""
+    graph = {}
+    for path in SOURCES:
+        module = name_of(path).removesuffix(".py").replace("/", ".")
+        package = module.rpartition(".")[0]
+        text = path.read_text(encoding="utf-8")
+        others = graph.setdefault(module.removesuffix(".__init__"), set())
+        for line in IMPORT.findall(text):
+            start, _, members = line.split(maxsplit=1)[1].partition(" import ")
+            start = start.split()[0]  # without `as`
+            if start.startswith("."):
+                start = (package + start).rstrip(".")
+            others.add(start)
+            others |= {f"{start}.{member}" for member in re.findall(r"\w+", members)}
+    return {module: others & graph.keys() - {module} for module, others in graph.items()}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
-def test_scripts_import_neither_each_other_nor_a_model_or_task(path):
-    scripts = {p.stem for p in SCRIPTS} - {"runs"}
-    models_and_tasks = {p.stem for p in MODEL_FILES}
-    models_and_tasks |= {f"data.{p.stem}" for p in ROOT.glob("data/*.py")} - {"data.text"}
-    assert not imports(path) & (scripts | models_and_tasks)
+def test_imports_have_no_circle():
+    tuple(graphlib.TopologicalSorter(imports()).static_order())
 
 
-# Names of methods and tasks that are also words of English: they count where they stand alone,
-# except for the one that is a key of many rows. A default may be named once in a script.
-ENGLISH = {"learned", "relative", "fire", "diff", "counting", "label", "recall"}
-DEFAULTS = {"cable", "stdlib", "nope"}
-HELP = {"help", "description", "usage", "epilog"}
-
-
-def named(text):
-    """The methods and tasks that a string names; the usage example is the default's."""
-    text = re.sub(r"--model cable\b|--data stdlib\b|\bcable-stdlib\b", "", text)
-    names = set(NAMES) | set(data.known())
-    if text in names - {"label"}:
-        return {text}
-    return (names - ENGLISH) & set(re.findall(r"[a-z0-9_]+", text.lower()))
-
-
-def strings_to_check(tree):
-    """String constants that are neither docstrings nor help."""
-    skipped = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):  # docstrings
-            skipped.add(node.value)
-        elif isinstance(node, ast.keyword) and node.arg in HELP:
-            skipped |= set(ast.walk(node.value))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
-            yield node
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
-def test_no_script_names_a_method_or_a_task(path):
-    """A new method or task is a new file, and no script changes."""
-    tree, found, defaults = ast.parse(path.read_text()), [], set(DEFAULTS)
-    for node in strings_to_check(tree):
-        if node.value in defaults:
-            defaults.remove(node.value)
-        elif named(node.value):
-            found.append(f"{path.name}:{node.lineno}: {', '.join(sorted(named(node.value)))}")
-    for node in ast.walk(tree):
-        name = getattr(node, "id", getattr(node, "name", getattr(node, "attr", None)))
-        words = set(str(name).split("_")) | {name}
-        if words & (set(NAMES) | set(data.known())) - ENGLISH:
-            found.append(f"{path.name}:{node.lineno}: the name {name}")
-    assert not found, "\n".join(found)
-
-
-def snippets():
-    """The Python blocks of GUIDE.md with the lines they start at."""
-    text = (ROOT / "GUIDE.md").read_text()
-    for block in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
-        yield text.count("\n", 0, block.start(1)) + 1, block[1]
+def test_who_imports_whom():
+    """A new model or task is a new file; scripts find it by its name."""
+    models = {path.stem for path in MODEL_FILES}
+    tasks = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")} - {
+        "data.__init__", "data.text", "data.corpora"}
+    for module, others in imports().items():
+        if module in models:
+            assert others <= {"kernels"}, module
+        elif "." not in module and module not in ("data", "kernels", "experiments", "test_all"):
+            assert not others & (models | tasks), module
 
 
 def test_the_guides_snippets_run(monkeypatch):
     """In order, in one namespace; a mistake is reported with its line in GUIDE.md."""
     monkeypatch.chdir(ROOT)
     torch.manual_seed(0)
-    namespace, n = {}, 0
-    for line, code in snippets():
-        exec(compile("\n" * (line - 1) + code, "GUIDE.md", "exec"), namespace)
-        n += 1
-    assert n >= 5
+    text, namespace = (ROOT / "GUIDE.md").read_text(encoding="utf-8"), {}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M))
+    for block in blocks:
+        line = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * line + block[1], "GUIDE.md", "exec"), namespace)
+    assert len(blocks) >= 5

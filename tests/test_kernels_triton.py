@@ -16,6 +16,8 @@ import model_cable
 import model_classics
 import model_cope
 import model_fox
+import model_tra
+from common.device import setup
 from common.spy import attention_module, plain_function
 from model_classics import attention
 from model_tra import tra_attention
@@ -89,26 +91,20 @@ def test_interpreted_kernel_no_steps_and_huge_steps(scale):
 
 @with_kernels
 @pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
-def test_interpreted_kernel_fox(Tq, Tk):
+def test_interpreted_kernel_fox_and_alibi(Tq, Tk):
     torch.manual_seed(0)
 
     def wrap(f):
         return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
     inputs = [*(heads(2, 1, T, 32) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
     same_as(literal_of(model_fox), kernels.separable.fox_attention, inputs, wrap=wrap)
-
-
-@with_kernels
-@pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
-def test_interpreted_kernel_alibi(Tq, Tk):
-    torch.manual_seed(0)
     pe, fast = encoding("alibi"), kernels.ON_GPU["alibi_attention"]
-    inputs = [heads(2, 3, T, 32) for T in (Tq, Tk, Tk)]
-    given = {fast: pe.slopes.to(DEVICE)}
+    inputs, slopes = [heads(2, 3, T, 32) for T in (Tq, Tk, Tk)], pe.slopes.float().to(DEVICE)
+    given = {fast: slopes}
     same_as(literal_of(model_classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
-    arguments = [x.to(DEVICE) for x in (*inputs, pe.slopes.float())]
-    assert kernels.faster(model_classics.alibi_attention, *arguments) is fast
+    on_device = [x.to(DEVICE) for x in inputs]
+    assert kernels.faster(model_classics.alibi_attention, *on_device, slopes) is fast
 
 
 @with_kernels
@@ -119,7 +115,7 @@ def test_interpreted_kernel_half_precision(dtype, tolerance, log_kernel):
     S, g = steps_of(1, 2, 150).abs().cumsum(-1), F.softplus(torch.randn(1, 2, 150))
     inputs = [*(heads(1, 2, 150, 64, dtype) for _ in range(3)), S, g]
     same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs, tolerance,
-                    wrap=lambda f: lambda *args: f(*args, log_kernel))
+            wrap=lambda f: lambda *args: f(*args, log_kernel))
 
 
 @with_kernels
@@ -173,7 +169,7 @@ def test_interpreted_kernel_cope(B, H, Tq, Tk, d, P, gates, shift, dtype):
     def wrap(f):
         return (lambda q, k, v, e: f(q, k, v, e, v)) if gates == "val" else f
     same_as(literal_of(model_cope), kernels.cope.cope_attention, [x.to(dtype) for x in inputs],
-                    HALF[dtype], wrap)
+            HALF[dtype], wrap)
 
 
 @with_kernels
@@ -190,8 +186,7 @@ def test_interpreted_kernel_tra(B, H, Tq, Tk, d, bias, dead, stops, dtype):
         k, q[:, :, ::3] = k.abs(), -q[:, :, ::3].abs()
     log_decay = F.logsigmoid(torch.randn(B, H, Tq) + bias)
     inputs = [*(x.to(dtype) for x in (q, k, v)), log_decay]
-    # the literal form's gradient is 0 / 0 where no key survives
-    same_as(tra_attention, kernels.tra.tra_attention, inputs, HALF[dtype])
+    same_as(literal_of(model_tra), kernels.tra.tra_attention, inputs, HALF[dtype])
     y, _, limit = torch.ops.nanope.tra(*(x.contiguous().to(DEVICE) for x in inputs))
     assert (limit.amax() > 0) == stops
     assert not dead or (y[:, :, ::3] == 0).all()
@@ -297,10 +292,8 @@ def test_no_kernel_on_rocm(monkeypatch):
     assert kernels.why_no_triton(q) == "ROCm"
 
 
-FASTER = ["cable", "cable_nw", "k_cable", "fox", "cope_val", "cope_sep", "tra"]
-
-
-@pytest.mark.parametrize("name", FASTER)
+@pytest.mark.parametrize("name", ["cable", "cable_nw", "k_cable", "fox", "cope_val", "cope_sep",
+                                  "tra"])
 def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
     """It is called, and changes neither logits nor gradients; nothing is said."""
     model, idx = make(name, **SMALL).to(DEVICE), torch.randint(0, 61, (1, 30)).to(DEVICE)
@@ -377,10 +370,9 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     plain CoPE is more graphs than one: it stops counting where the gates are full.)
     """
     monkeypatch.setattr(kernels, "compared", {})
-    module, _, (q, k, v, *more) = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
+    module, _, args = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
     plain = plain_function(module)
-    more = [x for x in more if torch.is_tensor(x)]
-    inputs = [x.float().to(DEVICE) for x in (q, k, v, *more)]
+    inputs = [x.float().to(DEVICE) for x in args if torch.is_tensor(x)]
 
     def attend(*args):
         return kernels.attend(plain, *args)
@@ -413,13 +405,13 @@ def test_what_the_machine_code_says(dtype, target, d):
     jobs = list(report.jobs(d, dtype))
     assert len(jobs) >= 5
     for name, fn, constants in jobs:
-        found = report.of(fn, constants, target, dtype)
+        code = report.of(fn, constants, target, dtype)
         most = 0 if "forward" in name else COMPILED[dtype, target]
-        assert found["registers"] > 0 and not found["serialized"], (name, found)
-        assert found["spill_stores"] <= most, (name, found)
-        assert found["shared_bytes"] <= shared * 1024, (name, found)
+        assert code["registers"] > 0 and not code["serialized"], (name, code)
+        assert code["spill_stores"] <= most, (name, code)
+        assert code["shared_bytes"] <= shared * 1024, (name, code)
         pipelined = constants["num_stages"] > 1 and fn.__name__ != "cope_rows_band"
-        assert found["async_loads"] > 0 or not pipelined, (name, found)
+        assert code["async_loads"] > 0 or not pipelined, (name, code)
 
 
 @needs_triton
