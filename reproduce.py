@@ -12,9 +12,11 @@ It runs the commands that it prints. A run is a file in results/runs/: what is t
 is absent is made, so after Ctrl-C the same command continues. Then it fills the tables in the pages
 of results/, and draws the figures.
 """
+import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
@@ -92,17 +94,13 @@ def planned(args):
     if "panels" in part:
         return search.planned(name, scale, folder)
     if args.add:
-        part, folder = matrix.with_row(args.add, part), added_folder(args)
+        part, folder = matrix.with_row(args.add, part), runs.added_folder(name, scale, args.add)
     todo = [job for job in jobs.planned(name, entry, part, args, folder)
             if (not args.rows or job.label in args.rows)
             and (not args.tasks or job.task in args.tasks)]
     if args.add:  # the cheapest task first
         todo.sort(key=lambda job: jobs.measured(name, scale, job.task))
     return todo
-
-
-def added_folder(args):
-    return ROOT / "out" / f"{args.entry}.{args.scale}" / "added" / args.add
 
 
 # -----------------------------------------------------------------------------
@@ -135,43 +133,49 @@ def make(args, todo):
     seconds = [jobs.measured(args.entry, args.scale, job.task) for job in missing]
     seconds = sum(seconds) / max(1, len(missing)) or 60 * part.get("minutes", 0)
     try:
-        return jobs.Work(missing, args.jobs, args.device, seconds).all()
+        return jobs.work(missing, args.jobs, args.device, seconds)
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept, and the same command continues", flush=True)
         sys.exit(130)
 
 
-def draw(name, scale):
-    """The figures of an entry -> the exit code of the one that failed, or 0."""
-    entry, part = experiments.find(name, scale)
-    result, folder = runs.table(name, scale), runs.folder_of(name, scale)
-    out = ROOT / "results" / f"{name}.{scale}.png"
-    if "panels" in part or "tasks" in part:
-        return draw_result(result, out)
-    words = [folder.relative_to(ROOT), "--rows", *result["rows"], "--out", out.relative_to(ROOT)]
-    columns = entry.get("columns")
-    if columns:
-        words += ["--metric", columns[0][2]]
-    return script("plot.py", "curves" if "losses" in entry else "ndcg" if "first" in entry
-                  else "scores" if columns else "lengths", *words)
+def finish(args):
+    """The pages, and the figure of what is there."""
+    entry, _ = experiments.find(args.entry, args.scale)
+    result = runs.table(args.entry, args.scale)
+    pages.fill()
+    if not (result.get("runs") or result.get("panels")):
+        return
+    print(pages.markdown(result))
+    out = os.path.relpath(ROOT / "results" / f"{args.entry}.{args.scale}")
+    if "panels" in result or "cells" in result:
+        return draw(result, Path(f"{out}.png"))
+    words = [os.path.relpath(runs.folder_of(args.entry, args.scale)), "--rows", *result["rows"]]
+    if "columns" in entry:
+        words += ["--metric", entry["columns"][0][2]]
+    run = result["runs"][0]
+    figure = "ndcg" if "search" in run else "scores" if "scores" in run else "lengths"
+    script("plot.py", "curves" if "losses" in entry else figure, *words, "--out", f"{out}.png")
+    if entry.get("steps"):
+        script("plot.py", "errors", *words, "--out", f"{out}.steps.png")
 
 
-def draw_result(result, out):
+def finish_added(args, todo):
+    """The row that was added beside those that are there: a table and two figures, in out/."""
+    result = runs.beside(runs.table(args.entry, args.scale), todo, args.add)
+    path = runs.added_folder(args.entry, args.scale, args.add).with_suffix(".json")
+    write_json(path, result)
+    print(f"{pages.markdown(result)}\n\nwrote {os.path.relpath(path)}")
+    draw(result, path.with_suffix(".png"))
+
+
+def draw(result, out):
     """The figures of a random search, or of the matrix."""
     from experiments import figures
     if "panels" in result:
         return figures.trials(result, out)
     figures.matrix(result, out)
     figures.reading(result, out.with_suffix(".reading.png"))
-
-
-def beside(args, todo):
-    """The row that was added beside those that are there: a table and two figures, in out/."""
-    result = runs.beside(runs.table(args.entry, args.scale), todo, args.add)
-    path = added_folder(args).with_suffix(".json")
-    write_json(path, result)
-    print(f"{pages.markdown(result)}\n\nwrote {path.relative_to(ROOT)}")
-    draw_result(result, path.with_suffix(".png"))
 
 
 def main(argv=None):
@@ -184,11 +188,9 @@ def main(argv=None):
         return dry_run(args, todo)
     failed = make(args, todo)
     if args.add:
-        beside(args, todo)
+        finish_added(args, todo)
     else:
-        pages.fill()
-        print(pages.block(args.entry + (".paper" if args.scale == "paper" else "")).strip())
-        draw(args.entry, args.scale)
+        finish(args)
     if failed:
         fail(f"{', '.join(failed)} failed; the rest is kept, and the same command continues")
 

@@ -1,41 +1,33 @@
 """
 Every table and figure of the papers: python reproduce.py NAME makes one.
 
-A file here has ENTRIES = {name: entry}, and NUMBERED = {"Table 1": names}, which entries, or other
-results, a paper's tables and figures are; or in words why there is none. An entry has
+A file here has ENTRIES = {name: entry}, and NUMBERED = {"Table 1": names}: what a paper's tables
+and figures are here, or in words why they are not. The papers' numbers are in papers.json, by
+entry. An entry has
 
     title       what the paper calls it, and in which unit
-    published   {row: the paper's numbers} (optional)
-    columns     [(heading, split, metric)] of a task's table, in the order of published, all in %;
-                without it the table is perplexity by window length. Of a matrix: {heading:
-                column(...)}, see matrix.py
-    losses      True: the table and the figure are of the loss by step (optional)
-    first       the entry whose runs of the same rows and seeds the runs begin with (optional)
-    group       entries of one group share their trainings (optional)
-    runs        the entry whose runs these are, shown in another way (optional)
-    cpu, paper  two scales, or one of them: minutes a run on two CPU cores, and the paper's own size
+    columns     [(heading, split, metric)] of a task's table, in the order of the paper's numbers,
+                all in %; without it the table is perplexity by window length. See also matrix.py
+    cpu, paper  its scales: minutes a run on two CPU cores, and the paper's own size
 
-A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row or a
-tuple of its fields}. A matrix (matrix.py) has in place of the first two tasks, {task: both}: every
-row on every task. A random search (search.py) has trials, steps and panels; its entry has
+and where it needs them
 
-    metric      tvd, auc, accuracy or precision
-    schemes     where the norms sit, as in model_postnorm.SCHEMES; none is no norm
-    peak        the highest learning rate that a trial draws (optional)
-    ema         True: the moving average of the weights beside them and BEMA (optional)
+    losses      True: the table and the figure are of the loss by step
+    steps       True: a second figure, of the scores by step
+    first       the entry whose runs of the same rows and seeds the runs begin with
+    group       entries of one group share their trainings
+    runs        the entry whose runs these are, shown in another way
+    published   the entry whose numbers in papers.json it has
 
-All scales may have
-
-    note         what differs from the paper
-    minutes      of one run, where no result says how long it takes
-    published_at the window lengths of published, whose numbers then stand beside ours
-    gone         which commits made it, where the code of today cannot any more
-
-A run is a file, results/runs/ENTRY.SCALE/[TASK/]ROW-SEED.json, or of a search ENTRY.SCALE/PANEL
-.json. What is there is used, what is absent is made.
+A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
+matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
+(what differs from the paper), minutes (of a run that was not measured yet), published_at (the
+window lengths of the paper's numbers, which then stand beside ours) and gone (which commits made
+it, where today's code cannot).
 """
 import functools
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -44,6 +36,7 @@ from typing import NamedTuple
 from common.files import fail
 from common.names import nearest
 
+HERE = Path(__file__).parent
 ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm")
 
 
@@ -60,16 +53,17 @@ def rows(n, *models, flags=""):
     return {m: Row(f"--model {m} {flags}".strip(), n) for m in models}
 
 
-# -----------------------------------------------------------------------------
-# entries
+@functools.cache
+def papers():
+    """{entry: {row: the paper's numbers}}"""
+    return json.loads((HERE / "papers.json").read_text(encoding="utf-8"))
+
 
 @functools.cache
 def files():
     """Every module here with ENTRIES. One that does not import is named on stderr."""
     modules = []
-    paths = sorted(Path(__file__).parent.glob("*.py"))
-    paths.sort(key=lambda path: (*ORDER, path.stem).index(path.stem))
-    for path in paths:
+    for path in sorted(HERE.glob("*.py"), key=lambda path: (*ORDER, path.stem).index(path.stem)):
         if re.search(r"^ENTRIES\b", path.read_text(encoding="utf-8"), re.M):
             try:
                 modules.append(importlib.import_module(f"experiments.{path.stem}"))
@@ -82,24 +76,20 @@ def entries():
     """{name: entry} of all files."""
     both = {}
     for module in files():
-        for name, entry in module.ENTRIES.items():
-            if name in both:
-                fail(f"two files of experiments/ have an entry {name}: rename it in one of them")
-            both[name] = entry
+        for name in both.keys() & module.ENTRIES.keys():
+            fail(f"two files of experiments/ have an entry {name}: rename it in one of them")
+        both |= module.ENTRIES
     return both
 
 
 def find(name, scale):
-    """-> an entry and one of its scales, the rows being Rows. What is not there ends here."""
+    """-> an entry and one of its scales. What is not there ends here."""
     if name not in entries():
         fail(f"unknown entry {name!r}: {nearest(name, entries())}")
     entry = entries()[name]
     if scale not in entry:
         fail(f"{name} has no --scale {scale}")
-    part = entry[scale]
-    if "rows" in part:
-        part = part | dict(rows={label: Row(*row) for label, row in part["rows"].items()})
-    return entry, part
+    return entry, entry[scale]
 
 
 def by_task(scale):

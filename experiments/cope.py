@@ -3,21 +3,6 @@ from itertools import product
 
 from experiments import Row, rows
 
-# Table 7: error in % in distribution and out of it; a row's name has dimension, layers, heads
-TABLE7 = {
-    "cope 256/4/4": (0.03, 4.9), "cope 256/2/4": (0.0, 13.2), "cope 256/4/2": (0.0, 3.0),
-    "cope 256/2/2": (0.0, 14.6), "cope 128/4/4": (0.2, 33.2), "cope 128/2/4": (0.03, 22.3),
-    "cope 128/4/2": (0.03, 14.5), "cope 128/2/2": (0.02, 24.5),
-    "learned 256/4/4": (6.8, 21.7), "learned 256/2/4": (11.1, 10.6),
-    "learned 256/4/2": (0.1, 18.0), "learned 256/2/2": (13.9, 31.5),
-    "learned 128/4/4": (5.4, 24.8), "learned 128/2/4": (0.08, 19.9),
-    "learned 128/4/2": (0.07, 16.5), "learned 128/2/2": (19.1, 28.6),
-    "rope 256/4/4": (1.8, 20.3), "rope 256/2/4": (5.1, 14.7), "rope 256/4/2": (0.02, 19.0),
-    "rope 256/2/2": (5.4, 19.8), "rope 128/4/4": (0.1, 8.9), "rope 128/2/4": (0.1, 18.2),
-    "rope 128/4/2": (0.02, 17.3), "rope 128/2/2": (14.4, 25.2),
-    "learned, hard attention": (50.7, 49.1), "cope_mlp": (0.03, 5.9),
-    "cope_mlp, first layer": (0.9, 24.3), "alibi 1": (0.0, 11.4),
-    "alibi 1/4": (0.0, 8.7), "alibi 1/16": (0.0, 17.1), "alibi learned": (0.0, 11.4)}
 FIRST = ("the MLP in the first layer alone: no position in the others, which is inferred, as the "
          "paper does not say what they have")
 RELEASE = "--dtype float32 --dropout 0.1"  # the release trains like that unless told otherwise
@@ -101,9 +86,9 @@ CODE = ("--data packages --tokenizer gpt2 --size tiny --n_layer 4 --n_head 8 --n
         "--learning_rate 5e-4 --min_lr 5e-5")
 
 
-def wikitext(title, published, table):
+def wikitext(title, table):
     """At the paper's size alone."""
-    return dict(title=title, published=published, group="cope_wikitext",
+    return dict(title=title, group="cope_wikitext",
                 paper=dict(note=GPT2, train=WIKITEXT, eval="--tokens 0 --lengths 1024",
                            published_at=(1024,), rows=table))
 
@@ -112,8 +97,7 @@ ENTRIES = {
     "cope_table2_flipflop": dict(
         title="CoPE, Table 2, left: flip-flop, wrong reads (%); the paper does not say of what its "
               "errors are, but a guess has half of them wrong in its Table 7",
-        published={"learned": (6.8, 21.7), "rope": (1.8, 20.3), "cope": (0.0, 4.9)},
-        columns=ERROR_IN_AND_OUT, group="cope_flipflop",
+        columns=ERROR_IN_AND_OUT, group="cope_flipflop", steps=True,  # as its Figure 5
         cpu=dict(note=SMALL_NOTE, minutes=6, train=SMALL_FLIPFLOP, eval="--sequences 2000",
                  rows={"cope": Row(sized("cope", 4), 3), "rope": Row(sized("rope", 4) + SLOW, 3),
                        "learned": Row(sized("learned", 4) + SLOW, 3)}),
@@ -121,8 +105,6 @@ ENTRIES = {
                    rows=rows(3, "cope", "rope", "learned"))),
     "cope_table2_copy": dict(
         title="CoPE, Table 2, right: selective copy, sequences with an error (%)",
-        published={"learned": (16.9, 25.6, 85.2), "rope": (40.1, 100, 100),
-                   "cope": (0.0, 0.0, 0.0)},
         columns=[(split, split, "sequence_error") for split in ("iid", "dense", "sparse")],
         cpu=dict(minutes=3, train="--data selective_copy", eval="--sequences 2000",
                  rows=rows(3, "cope", flags="--P 64") | rows(3, "rope", "learned")),
@@ -134,9 +116,6 @@ ENTRIES = {
     "cope_table3": dict(
         title="CoPE, Table 3: counting with 1, 3 and 5 variables, wrong answers (%)",
         group="counting",
-        published={"cope 1 var": (0.0,), "cope 3 var": (1.2,), "cope 5 var": (7.4,),
-                   "relative 1 var": (1.1,), "relative 3 var": (17.8,), "relative 5 var": (22.4,),
-                   "learned 1 var": (5.3,), "learned 3 var": (67.6,), "learned 5 var": (71.5,)},
         columns=[("in distribution", "iid", "answer_error")],
         cpu=dict(note="one and three variables, programs of up to 32 operations, never the same "
                       "one twice",
@@ -149,7 +128,6 @@ ENTRIES = {
         title="CoPE, Table 4: counting one variable with more or fewer passes than in training, "
               "wrong answers (%)",
         runs="cope_table3", group="counting",
-        published={"cope 1 var": (0.0, 0.0, 4.0), "relative 1 var": (1.1, 8.8, 34.1)},
         columns=[("pass 50", "iid", "answer_error"), ("pass 100", "pass100", "answer_error"),
                  ("pass 10", "pass10", "answer_error")],
         cpu=dict(minutes=8, train="--data counting", eval="--sequences 2000",
@@ -168,7 +146,7 @@ ENTRIES = {
     "cope_table7": dict(
         title="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other "
               "ways to use the count",
-        published=TABLE7, columns=ERROR_IN_AND_OUT, group="cope_flipflop",
+        columns=ERROR_IN_AND_OUT, group="cope_flipflop",
         cpu=dict(note=f"{SMALL_NOTE}; {FIRST}", minutes=5, train=SMALL_FLIPFLOP,
                  eval="--sequences 2000", rows=table7(divide=4, n=1, slow=SLOW)),
         paper=dict(note=f"{FLIPFLOP_NOTE}; {FIRST}", train=FLIPFLOP, eval="--sequences 10000",
@@ -185,13 +163,9 @@ ENTRIES = {
                    rows=tables_of(3, (16, 32, 64, 128, 513), (16, 64)))),
     "cope_table5": wikitext(
         "CoPE, Table 5, left: WikiText-103, test perplexity in windows of 1,024",
-        {"learned": (24.87,), "relative": (23.81,), "cope": (23.46,), "cope_relative": (23.23,)},
         rows(1, "learned", "relative", "cope", "cope_relative")),
     "cope_table8": wikitext(
         "CoPE, Table 8: its parts on WikiText-103, test perplexity",
-        {"cope": (23.46,), "val-gates": (23.33,), "sep-keys": (23.18,),
-         "a table in each layer": (23.58,), "P = 16": (23.22,), "P = 1,024": (23.31,),
-         "cope_alibi": (25.09,)},
         rows(1, "cope") | rows(1, "cope_alibi", flags=f"--slopes {ALIBI}") | {
             "val-gates": Row("--model cope_val"), "sep-keys": Row("--model cope_sep"),
             "a table in each layer": Row("--model cope --no-share"),
@@ -207,7 +181,6 @@ ENTRIES = {
                        for m in ("cope", "relative", "relative_capped")})),
     "cope_code": dict(
         title="CoPE, Table 5, right: code in windows of 4,096",
-        published={"learned": (4.7,), "rope": (4.1,), "cope": (3.9,), "cope_rope": (4.0,)},
         paper=dict(note="its code is not public: here it is that of Python's standard library and "
                         "of seven packages, 35 million tokens, each read 2,800 times; train.py "
                         "--data takes a larger folder; batch, schedule and P are ours; so are "

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from data.text import UNK, VOCABULARY
 from experiments import by_task, find, matrix
 from experiments.runs import slug, table
 
+TRAINING = defaultdict(threading.Lock)  # by folder
 EVERY = 30  # seconds between two lines on the progress of one job
 # settings that say where and how it is run, not what it computes; the task sets vocab_size
 WHERE = {"out_dir", "log_interval", "evaluate", "device", "compile", "kernel", "vocab_size"}
@@ -34,6 +35,8 @@ def differing(config, words):
     """In which settings a run's config is not what these flags of train.py mean today, in words."""
     changed = []
     for name, now in vars(new_settings(words)).items():
+        if name in ("data", "corpus") and Path(now).exists():  # your own file or folder
+            now = str(Path(now).resolve())
         if name not in WHERE and config.get(name, now) != now:
             changed.append(f"{name}={config[name]}, now {now}")
     return ", ".join(changed)
@@ -96,12 +99,12 @@ class Job(NamedTuple):
         """Trains what is not trained, evaluates, and writes the run's file."""
         *begins, score = self.commands(device)
         for (out, start), begin in zip(self.trainings, begins):
-            if not (ROOT / out / "ckpt.pt").exists():
-                run(*begin)
-            config, finished = state_of(out, start)
-            if not finished:
-                run("python", "train.py", "--resume", str(out), "--no-evaluate",
-                    *device_flag(device))
+            with TRAINING[out]:  # rows may share it
+                if not (ROOT / out / "ckpt.pt").exists():
+                    run(*begin)
+                if not finished(out, start):
+                    run("python", "train.py", "--resume", str(out), "--no-evaluate",
+                        *device_flag(device))
         run(*score)
         result = read_json(ROOT / f"{self.score[-1]}.json")
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,14 +115,13 @@ def device_flag(device):
     return [] if device == "auto" else ["--device", device]
 
 
-def state_of(out, start):
-    """The config of the run in a folder, which must be what was asked for; whether it is done."""
+def finished(out, start):
+    """Whether the run in a folder is, which must be the one that was asked for."""
     checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
-    config = checkpoint["config"]
-    differs = differing(config, start[2:])
+    differs = differing(checkpoint["config"], start[2:])
     if differs:
         fail(f"{out} holds a run with {differs}: move it away, and run this again")
-    return config, checkpoint["iter"] >= config["max_iters"]
+    return checkpoint["iter"] >= checkpoint["config"]["max_iters"]
 
 
 def start_of(part, train, seed, first=""):
@@ -181,68 +183,54 @@ def fell(losses, steps):
 # -----------------------------------------------------------------------------
 # several at a time
 
-class Work:
-    """Runs the commands of jobs, so many at a time, and says now and then how far each is."""
-    def __init__(self, jobs, at_once, device, seconds):  # seconds: of one job, as far as is known
-        self.jobs, self.at_once, self.device, self.seconds = jobs, at_once, device, seconds
-        self.lock, self.processes, self.stopping = threading.Lock(), set(), False
-        self.done, self.failed, self.shown = 0, [], {}
-        self.env = dict(os.environ)
-        if at_once > 1:
-            self.env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+RUNNING = set()  # processes
 
-    def all(self):
-        """-> the names of the jobs that failed; the others are done. Ctrl-C stops all."""
-        with ThreadPoolExecutor(self.at_once) as pool:
-            futures = [pool.submit(self.one, job) for job in self.jobs]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:  # what runs is saved, all else waits
-                self.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-        return self.failed
 
-    def one(self, job):
+def work(jobs, at_once, device, seconds):
+    """
+    Makes jobs, so many at a time -> the names of those that failed. `seconds` of one job are a
+    guess. Ctrl-C stops all, as it stops train.py: what runs is saved.
+    """
+    env, failed = dict(os.environ), []
+    if at_once > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+
+    def make(job):
         try:
-            job.make(self.device, partial(self.run, job.name))
-            self.done += 1
-            print(f"{self.progress()} {job.name} is done", flush=True)
+            job.make(device, partial(run, job.name, env))
         except (RuntimeError, SystemExit) as e:
-            self.failed.append(job.name)
+            failed.append(job.name)
             print(f"{job.name} failed: {e}", flush=True)
-
-    def progress(self):
-        left = len(self.jobs) - self.done - len(self.failed)
-        guess = f", about {duration(left * self.seconds / self.at_once)} left"
-        return f"[{self.done} of {len(self.jobs)} done{guess if self.seconds else ''}]"
-
-    def run(self, name, *command):
-        """One command, printed. Raises RuntimeError, with the end of its output, if it fails."""
-        said = deque(maxlen=15)
-        with self.lock:
-            if self.stopping:
-                raise RuntimeError("stopped")
-            print("$ " + shlex.join(command), flush=True)
-            process = subprocess.Popen(
-                [sys.executable, *command[1:]], cwd=ROOT, env=self.env, text=True,
-                encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            self.processes.add(process)
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("iter ") and time.time() - self.shown.get(name, 0) > EVERY:
-                self.shown[name] = time.time()
-                print(f"{self.progress()} {name}: {line.rstrip()}", flush=True)
-        if process.wait():
-            raise RuntimeError("".join(said).rstrip())
-
-    def stop(self):
-        """As Ctrl-C does: a training saves and ends."""
-        with self.lock:
-            self.stopping = True
-            for process in self.processes:
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = {pool.submit(make, job): job.name for job in jobs}
+        try:
+            for n, future in enumerate(as_completed(futures), 1):
+                left = duration((len(jobs) - n) * seconds / at_once)
+                print(f"[{n} of {len(jobs)}, {left} left] {futures[future]}", flush=True)
+        except BaseException:
+            for process in list(RUNNING):
                 process.send_signal(signal.SIGINT)
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
+def run(name, env, *command):
+    """One command, printed, and now and then how far it is. Raises RuntimeError if it fails."""
+    print("$ " + shlex.join(command), flush=True)
+    process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, env=env, text=True,
+                               encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    RUNNING.add(process)
+    said, shown = deque(maxlen=15), time.monotonic()
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("iter ") and time.monotonic() - shown > EVERY:
+            shown = time.monotonic()
+            print(f"{name}: {line.rstrip()}", flush=True)
+    code = process.wait()
+    RUNNING.discard(process)
+    if code:
+        raise RuntimeError("".join(said).rstrip() or f"exit code {code}")
 
 
 def measured(name, scale, task=""):

@@ -5,7 +5,7 @@ One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its
 CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. Each of these has an entry
 of its own at the paper's size, in its paper's file.
 """
-from experiments import Row, cable, cope, tra
+from experiments import Row, papers
 
 # the learning rate of each family: among these, the one of lm_rates' lowest perplexity
 RATES = ("2e-3", "4e-3", "8e-3")
@@ -71,21 +71,21 @@ def settings():
 
 # the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length; a word where
 # a row has no number of its own
+def published(name, n=0):
+    """{row: the paper's n-th number}"""
+    return {row: ys[n] for row, ys in papers()[name].items() if n < len(ys)}
+
+
 PAPERS = {
-    "CABLE, Table 1 (1,024)": {
-        row: ys[1] for row, ys in cable.TABLE1.items()
-    } | {"k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 6"},
-    "the same, read at 15,360": {row: ys[5] for row, ys in cable.TABLE1.items() if len(ys) > 5},
-    "CABLE, FineWeb-Edu medium (1,024)": {
-        row: ys[1] for row, ys in cable.FINEWEB["medium"].items()},
-    "CoPE, Tables 5 and 8 (1,024)": {
-        row: y for row, (y,) in cope.ENTRIES["cope_table5"]["published"].items()
-    } | dict(cope_sep=23.18, cope_alibi=25.09) | {
+    "CABLE, Table 1 (1,024)": published("cable_table1", 1) | {
+        "k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 6"},
+    "the same, read at 15,360": published("cable_table1", 5),
+    "CABLE, FineWeb-Edu medium (1,024)": published("cable_table1_fineweb", 1),
+    "CoPE, Tables 5 and 8 (1,024)": published("cope_table5") | dict(
+        cope_sep=23.18, cope_alibi=25.09) | {
         f"{row}, trained on 128": "Figure 3" for row in ("cope", "relative")},
-    "CoPE, Table 5, code (4,096)": {
-        row: y for row, (y,) in cope.ENTRIES["cope_code"]["published"].items()},
-    "TRA, Table 2 (128)": {row: y for row, (y,) in tra.TABLE2.items()} | {
-        "tra, trained on 128": "the same length"}}
+    "CoPE, Table 5, code (4,096)": published("cope_code"),
+    "TRA, Table 2 (128)": published("tra_table2") | {"tra, trained on 128": "the same length"}}
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
 LONG = f"{TRAIN} --max_iters {STEPS} --eval_interval {STEPS // 5}"

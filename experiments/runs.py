@@ -5,10 +5,9 @@ search ENTRY.SCALE/PANEL.json. A table is what its folder holds.
 import json
 import re
 import sys
-from pathlib import Path
 
 from common.files import ROOT
-from experiments import entries, find, matrix
+from experiments import entries, find, matrix, papers
 
 # what the file of a run says of its evaluation
 MEASURED = ("data", "dtype", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
@@ -25,26 +24,23 @@ def folder_of(name, scale):
     return ROOT / "results" / "runs" / f"{name}.{scale}"
 
 
-def load(path):
-    """A JSON file, or a folder of results/runs/ as one dict, see table."""
-    path = Path(path)
-    if not path.is_dir():
-        return json.loads(path.read_text(encoding="utf-8"))
-    name, _, scale = path.name.rpartition(".")
-    return table(name, scale)
+def added_folder(name, scale, row):
+    """Where the runs of a row are that was added to a matrix."""
+    return ROOT / "out" / f"{name}.{scale}" / "added" / slug(row)
 
 
-def table(name, scale, folder=None):
+def table(name, scale):
     """
     What an entry says of itself, and its runs that are there: in the order of its rows, then of
     tasks and seeds. "runs" is empty where nothing is there.
     """
     entry, part = find(name, scale)
     about = {key: entry[key] for key in ("columns", "losses", "metric") if key in entry}
-    about |= dict(entry=name, title=entry["title"], paper=entry.get("published", {}))
+    published = papers().get(entry.get("published", name), {})
+    about |= dict(entry=name, title=entry["title"], paper=published)
     if "published_at" in part:
         about["paper_lengths"] = part["published_at"]
-    paths = sorted((folder or folder_of(name, scale)).rglob("*.json"))
+    paths = sorted(folder_of(name, scale).rglob("*.json"))
     if "panels" in part:
         return about | panels(entry, part, paths)
     rows, tasks, runs = list(part["rows"]), list(part.get("tasks", ())), []
@@ -53,8 +49,10 @@ def table(name, scale, folder=None):
             runs.append(run)
     runs.sort(key=lambda run: (rows.index(run["label"]),
                                tasks.index(run["task"]) if tasks else 0, run["seed"]))
-    if runs:
-        about |= {key: runs[0][key] for key in (*MEASURED, "environment") if key in runs[0]}
+    for run in reversed(runs):
+        about |= {key: run[key] for key in (*MEASURED, "environment") if key in run}
+    if "lengths" in about:
+        about["lengths"] = sorted({n for run in runs for n in run["lengths"]})
     about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs)
     if tasks:
         about |= matrix.cells_of(entry["columns"], runs)

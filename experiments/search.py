@@ -3,15 +3,17 @@ Post-Norm's random search: many small models of one shape are stacked, and take 
 together. The minimal transformer and max retrieval are minimal.py's; Dyck and Tomita strings go to
 the GPT of model_postnorm.py.
 
-    python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --scheme peri --out a
+    python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
 
-A panel is a task (data and its fields) with the batch size, the greatest length to measure, and
-`at`, the lengths [from, to] over which a trial's number is the mean. reproduce.py runs one such
-command for every panel and scheme of an entry. The ranges of the hyper-parameters are ours.
+An entry of a random search has metric (tvd, auc, accuracy or precision), schemes (where the norms
+sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them peak (the highest
+learning rate that a trial draws), ema (True: the moving average of the weights, too), theorem (the
+hard-coded models, too). A scale has trials, steps and panels: a panel is a task (data and its
+fields) with the batch size, the greatest length to measure, and `at`, the lengths [from, to] over
+which a trial's number is the mean. The ranges of the hyper-parameters are ours.
 """
 import argparse
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -251,73 +253,46 @@ def theorem(n=64, gap=10.0, sequences=64):
 
 
 # -----------------------------------------------------------------------------
-# for reproduce.py: one command for every panel and scheme
+# for reproduce.py: one command for every panel
 
-class Search(NamedTuple):
-    """One scheme on one panel of an entry."""
+class Panel(NamedTuple):
+    """One panel of an entry, with all its schemes; "theorem" is the hard-coded models."""
     entry: str
     scale: str
-    panel: str   # "theorem" is the hard-coded models
-    scheme: str
-    path: Path   # the panel's file, which all its schemes share
-    done: bool   # whether the file has the scheme
+    panel: str
+    path: Path
+    done: bool
     task: str = ""
 
     @property
     def name(self):
-        return slug(f"{self.panel} {self.scheme}")
+        return slug(self.panel)
 
     def commands(self, device):
-        words = ["python", "-m", "experiments.search", self.entry, "--panel", self.panel]
-        words += ["--scheme", self.scheme] if self.scheme else []
-        words += ["--scale", self.scale] if self.scale != "cpu" else []
-        words += ["--device", device] if device != "auto" else []
-        out = Path("out") / f"{self.entry}.{self.scale}" / f"{self.name}.json"
-        return [[*words, "--out", str(out)]]
+        words = ["python", "-m", "experiments.search", self.entry, "--panel", self.panel,
+                 "--scale", self.scale, "--out", str(self.path.relative_to(ROOT))]
+        return [words + (["--device", device] if device != "auto" else [])]
 
     def model(self):
-        _, part = find(self.entry, self.scale)
+        entry, part = find(self.entry, self.scale)
         if self.panel == "theorem":
             return hard_coded(4, 1.0)
-        return small_model(make_task(part["panels"][self.panel]), self.scheme)
+        return small_model(make_task(part["panels"][self.panel]), entry["schemes"][-1])
 
     def make(self, device, run):
-        """Runs the search, and writes it into the panel's file."""
-        command, = self.commands(device)
-        run(*command)
-        result = read_json(ROOT / command[-1])
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.panel == "theorem":
-            return write_json(self.path, result)
-        entry, part = find(self.entry, self.scale)
-        with LOCK:
-            panel = dict(part["panels"][self.panel], name=self.panel, steps=part["steps"],
-                         sequences=SEQUENCES, lengths=result["lengths"], schemes={},
-                         command=f"python reproduce.py {self.entry} --scale {self.scale}")
-            if self.path.exists():
-                panel = read_json(self.path)
-            trials = [shown(trial, entry) for trial in result["trials"]]
-            panel["schemes"][self.scheme] = dict(
-                seconds=result["seconds"], environment=result["environment"], trials=trials)
-            write_json(self.path, panel)
-
-
-LOCK = threading.Lock()  # of the panels' files
+        run(*self.commands(device)[0])
 
 
 def planned(name, scale, folder):
-    """-> [Search] of all panels and schemes of an entry, there or not; files are in `folder`."""
+    """-> [Panel] of an entry, there or not; the files are in `folder`."""
     entry, part = find(name, scale)
-    jobs = []
-    for panel in part["panels"]:
+    panels = []
+    for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
         path = folder / f"{slug(panel)}.json"
-        there = read_json(path)["schemes"] if path.exists() else {}
-        jobs += [Search(name, scale, panel, scheme, path, scheme in there)
-                 for scheme in entry["schemes"]]
-    if entry.get("theorem"):
-        path = folder / "theorem.json"
-        jobs.append(Search(name, scale, "theorem", "", path, path.exists()))
-    return jobs
+        there = path.exists() and (panel == "theorem" or entry["schemes"] == tuple(
+            scheme for scheme in entry["schemes"] if scheme in read_json(path)["schemes"]))
+        panels.append(Panel(name, scale, panel, path, there))
+    return panels
 
 
 def shown(trial, entry):
@@ -334,33 +309,42 @@ def main(argv=None):
     parser = Parser(description=__doc__)
     parser.add_argument("entry", help="of experiments/postnorm.py")
     parser.add_argument("--panel", required=True, help="one of the entry's")
-    parser.add_argument("--scheme", default="", help="one of the entry's")
     parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
-    parser.add_argument("--trials", type=int, help="models (default: the entry's)")
-    parser.add_argument("--steps", type=int, help="of training (default: the entry's)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    parser.add_argument("--out", required=True, help="a JSON")
+    parser.add_argument("--out", required=True, help="a JSON; schemes that it has are left")
     args = parser.parse_args(argv)
     entry, part = find(args.entry, args.scale)
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem" and entry.get("theorem"):
-        return write_json(args.out, theorem())
-    for word, names in ((args.panel, part.get("panels", {})), (args.scheme, entry["schemes"])):
-        if word not in names:
-            fail(f"{args.entry} has no {word!r}: {nearest(word, names)}")
-    steps, begin = args.steps or part["steps"], time.time()
-
-    def tell(step, losses):
-        if step % max(1, steps // 50) and step != steps:
-            return
-        left = int((time.time() - begin) / step * (steps - step))
-        print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f} | "
-              f"eta {left // 60}m{left % 60:02d}s", flush=True)
-
+        return write_json(out, theorem())
+    if args.panel not in part.get("panels", {}):
+        fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
+    panel, steps = part["panels"][args.panel], part["steps"]
+    result = dict(command=f"python reproduce.py {args.entry} --scale {args.scale}",
+                  environment=environment(), steps=steps, sequences=SEQUENCES, **panel,
+                  name=args.panel, schemes={})
+    if out.exists():
+        result = read_json(out)
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
-    write_json(args.out, search(part["panels"][args.panel], args.scheme, steps,
-                                args.trials or part["trials"], entry.get("peak", 1e-2),
-                                str(device), tell))
+    for scheme in entry["schemes"]:
+        if scheme in result["schemes"]:
+            continue
+        begin = time.time()
+
+        def tell(step, losses, scheme=scheme, begin=begin):
+            if step % max(1, steps // 50) == 0 or step == steps:
+                left = int((time.time() - begin) / step * (steps - step))
+                print(f"iter {step}/{steps} | {scheme} | median loss "
+                      f"{losses.nanmedian().item():.4f} | eta {left // 60}m{left % 60:02d}s",
+                      flush=True)
+        searched = search(panel, scheme, steps, part["trials"], entry.get("peak", 1e-2),
+                          str(device), tell)
+        trials = [shown(trial, entry) for trial in searched["trials"]]
+        result["lengths"] = searched["lengths"]
+        result["schemes"][scheme] = dict(seconds=searched["seconds"], trials=trials,
+                                         environment=searched["environment"])
+        write_json(out, result)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ def search_table(result):
     better.
     """
     metric, texts = result["metric"], []
-    weights = [name for name in ("raw", "ema", "bema") if everywhere(result, name)]
     schemes = list(result["panels"][0]["schemes"])
+    weights = list(result["panels"][0]["schemes"][schemes[0]]["trials"][0][metric])
     references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
     averages = weights[1:] if "ema" in weights else []
     head = ["scheme", "trials", "diverged", "median", "best"]
@@ -38,15 +38,6 @@ def search_table(result):
     if "theorem" in result:
         texts.append(theorem_table(result["theorem"]))
     return "\n\n".join(texts)
-
-
-def everywhere(result, weights):
-    """Whether all trials of a search have numbers of raw, ema or bema weights."""
-    for panel in result["panels"]:
-        for scheme in panel["schemes"].values():
-            if any(weights not in trial[result["metric"]] for trial in scheme["trials"]):
-                return False
-    return True
 
 
 def panel_rows(schemes, metric, weights, references, averages):

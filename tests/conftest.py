@@ -25,7 +25,7 @@ from tests.helpers import (
 def copy_repository(folder):
     """Every module outside the tests."""
     for part in (".", "common", "data", "kernels", "experiments"):
-        for path in ROOT.glob(f"{part}/*.py"):
+        for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(path, target)
@@ -119,10 +119,9 @@ def repo(tmp_path_factory):
 def here(monkeypatch):
     """here(name=entry, ...): these are what reproduce.py has, and it runs its commands here."""
     import experiments
-    import reproduce
-    monkeypatch.setattr(reproduce, "ThreadPoolExecutor", Inline)
-    monkeypatch.setattr(reproduce.Board, "run", run_here)
-    monkeypatch.setattr(reproduce, "EVERY", 0)
+    from experiments import jobs
+    monkeypatch.setattr(jobs, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(jobs, "run", run_here)
 
     def have(**entries):
         module = types.ModuleType("experiments.mine", "Mine.\n\nSome words.")

@@ -403,26 +403,22 @@ class Inline(Executor):
         return future
 
 
-def run_here(board, name, *command):
-    """Board.run in this process."""
+def run_here(name, env, *command):
+    """experiments.jobs.run in this process."""
     print("$ " + shlex.join(command))
-    board.began.setdefault(name, time.time())
     words, out = [word for word in command[1:] if word != "-m"], written()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = in_process(*words)
     said = out.buffer.getvalue().decode()
-    for line in said.splitlines():
-        board.show(name, line)
     if code:
-        raise RuntimeError(f"{shlex.join(command)} exited with {code}:\n{said}")
+        raise RuntimeError(said)
 
 
-def entry(train_flags, rows, **more):
+def entry(train_flags, rows, evaluation, **changes):
     """A small table: its rows' trainings have two steps."""
     flags = f"--max_iters 2 --eval_interval 1 {' '.join(TINY_FLAGS[:-2])} {train_flags}"
-    scale = dict(train=flags, eval=more.pop("eval"), rows=rows)
-    scale |= {k: more.pop(k) for k in ("contrast", "reads", "note") if k in more}
-    return dict(about="A table", published={}, cpu=scale, paper=scale) | more
+    scale = dict(train=flags, eval=evaluation, rows=rows)
+    return dict(title="A table", cpu=scale, paper=scale) | changes
 
 
 def cells(line):
