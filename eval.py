@@ -83,8 +83,8 @@ def task_of(runs, text):
                  f"{first.config[flag]}: say which to score with --data")
         check_text(run.config, run.checkpoint["source"])
     task = make_task(first.config, first.checkpoint["kept"])
-    for run in runs:
-        if run.checkpoint["source"] != task.source:
+    for run in runs:  # of another tokenizer it is another one
+        if run.checkpoint["source"] != make_task(run.config, run.checkpoint["kept"]).source:
             fail(f"the text behind {run.config[flag]} is not what {run.path} was trained on: its "
                  "training documents may be in this split. To score it all the same, name the "
                  f"text: --data {run.config[flag]}")

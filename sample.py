@@ -151,6 +151,8 @@ def newest_run(what):
         config = load_checkpoint(path)["config"]
         if getattr(find_task(config["data"], gone=True), what):
             return path
+    if what == "search":
+        fail("no run in out/ can search yet; see README.md")
     fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
 

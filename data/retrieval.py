@@ -35,7 +35,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data import check_same, check_split, describe, text
+from data import check_same, check_split, corpora, describe, text
+from data.mlm import CutTask, cut_to
 from data.text import PAD
 
 ASKED = 8       # queries of one test document at most
@@ -51,17 +52,16 @@ READINGS = dict(
 
 
 @dataclass
-class Task(text.CutTask):
+class Task(CutTask):
     block_size: int = 128        # tokens of a document in training
     query_size: int = 48         # tokens of a query, at most; never more than block_size
-    corpus: str = "packages"     # see data/text.py; msmarco; or your own file or folder
+    corpus: str = "packages"     # see data/corpora.py; msmarco; or your own file or folder
     tokenizer: str = "gpt2"      # gpt2 or bytes
     max_vocab: int = 8192        # tokens of it that are kept, unless --init_from says which
     temperature: float = 0.05    # cosines are divided by it
     hard_negatives: bool = True  # also tell a definition from another place of its file
 
-    splits = text.SPLITS
-    validation_splits = text.SPLITS[1:2]
+    validation_splits = corpora.SPLITS[1:2]
     least_batch = 2  # one pair has nothing to tell its document from
     unit, amount, figure = "queries", 1000, "ndcg"
     # paper: CABLE, section 5.2: 1.25 million samples once; nano: for one CPU core
@@ -93,11 +93,9 @@ class Task(text.CutTask):
 
     @staticmethod
     def was_prepared(config, source):
-        corpus = config["corpus"]
-        if corpus in (*text.CORPORA, "msmarco"):
-            return True
-        files = text.PREPARED.glob(f"{text.name_of(corpus)}-{config['tokenizer']}-*.npz")
-        return any(str(np.load(path)["sha256"]) == source for path in files)
+        files = text.PREPARED.glob("*.npz")
+        return (config["corpus"] in (*corpora.CORPORA, "msmarco")
+                or any(str(np.load(path)["sha256"]) == source for path in files))
 
     def stream(self):
         return np.concatenate([self.pairs["train.documents"], self.pairs["train.queries"]])
@@ -271,16 +269,10 @@ class Task(text.CutTask):
                     chance=chance, lengths=lengths, readings=READINGS, answers=of.tolist(),
                     runs=rows)
 
-    # ---- search
-
     @staticmethod
     def search(run, folder, prompt, device, context, bm25=True):
-        """Print the files of a folder that answer a prompt best, with up to three places of each."""
-        asked = (prompt or b"").decode("utf-8", "replace").strip("\ufeff").strip()
-        if not asked:
-            raise ValueError("the prompt is empty: a search needs words")
-        vectors = kept_vectors(run, device, context)
-        search_folder(run, text.read_files(folder), asked, vectors, bm25)
+        """Print the files of a folder that answer a prompt best, with up to three lines of each."""
+        search_files(run, corpora.read_files(folder), prompt, device, context, bm25)
 
 
 def trim(idx):
@@ -330,7 +322,7 @@ def ranked(run, documents, queries, of, bm25, options):
     """
     def vectors(texts):
         return embed(run.model, texts, options.device, options.context)
-    table = text.cut_to(run.checkpoint["kept"]["vocabulary"])
+    table = cut_to(run.checkpoint["kept"]["vocabulary"])
     ours = [table[tokens] for tokens in documents]
     query = vectors([table[tokens] for tokens in queries])
     windows, owner, start = windows_of(ours, run.config["block_size"])
@@ -485,11 +477,15 @@ def bm25_scores(queries, documents, k1=1.2, b=0.75):
 FILES, EACH, WIDTH = 10, 3, 70  # files that a search names, lines of each, characters of a line
 
 
-def search_folder(run, files, asked, vectors, bm25):
-    """{name: text} of files and a question -> prints the files that answer best, and where."""
+def search_files(run, files, prompt, device, context, bm25):
+    """Print which of files {name: text} answer a prompt, bytes, best, and where."""
+    asked = (prompt or b"").decode("utf-8", "replace").strip("\ufeff").strip()
+    if not asked:
+        raise ValueError("the prompt is empty: a search needs words")
     T, names, words = run.config["block_size"], list(files), words_of(asked)
+    vectors = kept_vectors(run, device, context)
     encoding = text.get_encoding(run.config["tokenizer"])
-    table = text.cut_to(run.checkpoint["kept"]["vocabulary"])
+    table = cut_to(run.checkpoint["kept"]["vocabulary"])
     ids = [encoding.encode_ordinary(said) for said in files.values()]
     windows, of, start = windows_of([table[tokens] for tokens in ids], T)
     query = table[encoding.encode_ordinary(asked)][:min(run.config["query_size"], T)]
@@ -582,9 +578,9 @@ def prepare(corpus, tokenizer):
     if corpus == "msmarco":
         name, source = corpus, f"{MSMARCO}, {MLDR}"
     else:
-        if corpus not in text.CORPORA:
-            corpus = str(text.absolute(corpus))
-        name, source = text.identify(corpus)
+        if corpus not in corpora.CORPORA:
+            corpus = str(corpora.absolute(corpus))
+        name, source = corpora.identify(corpus)
     digest = hashlib.sha256(f"{source} {tokenizer}".encode()).hexdigest()
     path = text.PREPARED / f"{name}-{tokenizer}-{digest[:12]}.npz"
     if not path.exists():
@@ -644,23 +640,23 @@ def encoded(texts, encoding, at_once=1000):
 
 
 def from_documents(corpus):
-    """{split: documents and queries} of a corpus of text.py, or a user's own files."""
+    """{split: documents and queries} of a corpus, or a user's own files."""
     rows, times = [], Counter()
-    for split, raw in text.open_corpus(corpus):
+    for split, raw in corpora.open_corpus(corpus):
         if split is None:
             raise ValueError(f"{corpus} has too few documents for train, val and test")
         document, asked = without_queries(raw.decode("utf-8", "replace"))
         times.update(plain(query) for query, _ in asked)
         if document.strip():
             rows.append((split, document, asked))
-    splits = {split: ([], [], None) for split in text.SPLITS}
+    splits = {split: ([], [], None) for split in corpora.SPLITS}
     for split, document, asked in rows:
         everything = plain(document)
         asked = [(query, place) for query, place in asked
                  if times[plain(query)] == 1 and plain(query) not in everything]
         documents, queries, _ = splits[split]
         if split == "test":
-            asked = sorted(asked, key=lambda pair: text.name_hash(pair[0]))[:ASKED]
+            asked = sorted(asked, key=lambda pair: corpora.name_hash(pair[0]))[:ASKED]
         queries += [(query, len(documents), place) for query, place in asked]
         if asked or split == "test":  # there also to be told from the others
             documents.append(document)
@@ -721,7 +717,7 @@ def without_sentences(document):
     for part in re.split(end, document):
         sentence = " ".join(part.split())
         whole = sentence.rstrip("\"')").endswith((".", "!", "?"))
-        chosen = whole and text.name_hash(sentence)[0] % SENTENCES == 0
+        chosen = whole and corpora.name_hash(sentence)[0] % SENTENCES == 0
         if chosen and len(sentence.split()) >= 2 * WORDS:
             part = part[:len(part) - len(part.lstrip())]
             asked.append((sentence, (length + len(part), length + len(part))))
@@ -751,14 +747,14 @@ def msmarco():
         return numbers[split][passage]
 
     def long(name):
-        return text.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
+        return corpora.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
 
     for row in long("corpus"):
         number("test", row["text"])
     for row in long("test"):  # where in its document the answer is, nobody says
         passage = row["positive_passages"][0]["text"]
         splits["test"][1].append((row["query"], number("test", passage), (0, 0)))
-    rows, held_out = text.hub(MSMARCO, "triplet-hard", split="train"), set()
+    rows, held_out = corpora.hub(MSMARCO, "triplet-hard", split="train"), set()
     for row in islice(rows, HELD_OUT + SAMPLES):
         split = "train" if len(splits["val"][1]) == HELD_OUT else "val"
         if split == "val":

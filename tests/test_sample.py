@@ -1,16 +1,15 @@
 """sample.py: text from a model, over a cache."""
-import contextlib
 import itertools
 import math
 import os
 import shutil
 
-import numpy as np
+import pytest
 import torch
+from torch.nn import functional as F
 
-import eval as evaluation
-import runs
 import sample
+from common import names
 from tests.helpers import close, command, complaint, make, written_without_a_cache
 
 
@@ -26,31 +25,66 @@ def test_sampling(trained, tmp_path):
     _, err = command(trained, "sample.py", "cable", "--prompt_file", tmp_path / "prompt.bin",
                      "--max_new_tokens", 3, "--temperature", 0)
     assert "prompt of 512 tokens" in err and "up to position 515" in err
+    _, err = command(trained, "sample.py", "learned", "--max_new_tokens", 40)
+    assert "--- 16 tokens" in err and "learned positions end at block_size=16" in err
+    for flags, says in ((("--top_p", 0), "--top_p more than 0"), (("--top_k", -1), "--top_k and"),
+                        (("--temperature", 1e-9), "--temperature must be 0, which is greedy"),
+                        (("--prompt", "-foo"), "as in --prompt=-foo"),
+                        (("--prompt", ""), "the prompt is empty"),
+                        (("--prompt_file", "gone"), "No such file")):
+        assert says in complaint(trained, "sample.py", "cable", *flags)
 
 
-def test_sampling_with_a_cache_is_sampling_without():
+def test_sampling_with_a_cache_that_grows_is_sampling_without(monkeypatch):
+    monkeypatch.setattr(sample, "AHEAD", 8)
     for name in ("cable", "rope"):
         model, idx = make(name), torch.randint(0, 61, (1, 5))
-        for how in (dict(temperature=0), dict(temperature=1.0, top_k=7, vocab_size=50)):
+        for how in (dict(temperature=0), dict(temperature=1.0, top_k=7, vocab_size=50),
+                    dict(top_p=0.7)):
             torch.manual_seed(3)
-            drawn = torch.cat(list(sample.generate(model, idx, 30, **how)), 1)
+            new = torch.cat(list(sample.generate(model, idx, 30, **how)), 1)
             torch.manual_seed(3)
-            assert torch.equal(drawn, written_without_a_cache(model, idx, 30, **how))
-            assert how["temperature"] == 0 or drawn.max() < 50
-            assert how["temperature"] > 0 or len(drawn.unique()) > 1
+            assert torch.equal(new, written_without_a_cache(model, idx, 30, **how))
+            assert new.max() < how.get("vocab_size", 61) and len(new.unique()) > 1
+    endless = sample.generate(model, idx, 2_000_000_000, temperature=0)
+    assert len(list(itertools.islice(endless, 20))) == 20
 
 
-def test_what_is_sampled_follows_the_temperature_and_top_k(monkeypatch):
+def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):
     logits = torch.tensor([0.0, 1, 2, 3])
-    monkeypatch.setattr(runs, "new_cache", lambda model, size: None)
+    monkeypatch.setattr(sample, "new_cache", lambda model, size: None)
     monkeypatch.setattr(sample, "read", lambda model, idx, cache: logits.expand(*idx.shape, 4))
     torch.manual_seed(0)
-    idx = torch.zeros(4000, 1, dtype=torch.long)
-    for how, p in ((dict(temperature=2.0), (logits / 2).softmax(-1)),
-                   (dict(top_k=2), torch.tensor([0, 0, 1, math.e]) / (1 + math.e))):
+    idx, p = torch.zeros(4000, 1, dtype=torch.long), logits.softmax(-1)  # .03 .09 .24 .64
+    two = torch.tensor([0, 0, 1, math.e]) / (1 + math.e)
+    for how, want in ((dict(temperature=2.0), (logits / 2).softmax(-1)), (dict(top_k=2), two),
+                      (dict(top_p=0.7), two), (dict(top_p=0.5), F.one_hot(torch.tensor(3), 4)),
+                      (dict(top_k=3, top_p=0.999), p[1:].div(p[1:].sum()))):
         new, = sample.generate(None, idx, 1, **how)
-        close(new.flatten().bincount(minlength=4) / 4000, p, 0.04)
-        assert new.min() >= (2 if "top_k" in how else 0)
+        want = F.pad(want, (4 - len(want), 0))
+        close(new.flatten().bincount(minlength=4) / 4000, want, 0.04)
+        assert not new.flatten().bincount(minlength=4)[want == 0].any()
+
+
+def test_of_equal_tokens_exactly_k_are_kept():
+    p = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.25, 0.25, 0.25, 0.25]])
+    for k in (1, 2, 3):
+        assert (sample.likeliest(p, top_k=k) > 0).sum(1).tolist() == [k, k]
+    logits = torch.randn(200, 5000).bfloat16().float()  # of which many are equal
+    kept = sample.likeliest(logits.softmax(-1), top_k=1)
+    assert torch.equal(kept.argmax(-1), logits.argmax(-1)) and ((kept > 0).sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("stop, written", [("", "abcabcé"), ("ca", "ab"), ("cé", "abcab"),
+                                           ("zz", "abcabcé"), ("a", ""), ("bcab", "a")])
+def test_text_ends_before_what_stops_it(stop, written, trained, monkeypatch):
+    """Also where it spans tokens, of which one is half a character."""
+    def generate(*_):
+        for byte in "abcabcé".encode():
+            yield torch.tensor([[byte]])
+    monkeypatch.setattr(sample, "generate", generate)
+    out, err = command(trained, "sample.py", "cable", "--prompt", "a", "--stop", stop)
+    assert out == f"a{written}\n" and ("then came" in err) == (written != "abcabcé")
 
 
 def test_without_a_name_the_newest_text_run_is_taken(trained, home):
@@ -65,32 +99,17 @@ def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     assert "out/cable/ckpt.pt" in err
     path.write_bytes(b"cut off")
     assert "fork/ckpt.pt is not a whole checkpoint" in complaint(home, "sample.py")
-    shutil.rmtree(home / "out" / "fork")
-    shutil.rmtree(home / "out" / "cable")
+    for name in ("fork", "cable"):
+        shutil.rmtree(home / "out" / name)
+    shutil.rmtree(home / "notes")  # a text that is gone can still be written
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/learned/ckpt.pt" in err
-    out, _ = command(home, "eval.py", "--sequences", 20)  # the newest of any kind
+    out, _ = command(home, "eval.py", "--sequences", 20)  # the newest of any task
     assert (home / "out" / "rope" / "eval.json").exists() and "flipflop" in out
     shutil.rmtree(home / "out" / "learned")
-    assert "text" in complaint(home, "sample.py")
-    shutil.rmtree(home / "out")
-    says = "no checkpoint in out/ yet; make one with: python train.py --model cable"
-    assert says in complaint(home, "eval.py")
-
-
-def test_long_prompts_and_windows_say_how_far_they_are(monkeypatch, capsys):
-    """After every layer; two windows of 4 are half done when the first is, pieces by the square."""
-    model = make("rope")
-    monkeypatch.setattr(runs, "piece", lambda model: 2)
-    monkeypatch.setattr(runs.time, "time", itertools.count(0, 3).__next__)
-    sample.read(model, torch.arange(4)[None], runs.new_cache(model, 4))
-    said = ["12 %", "25 %", "62 %", "100 %"]
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" of ")[0] for line in lines] == [f"  prompt: {share}" for share in said]
-    assert lines[1] == "  prompt: 25 % of 4 tokens, eta 0m18s"
-    monkeypatch.setattr(runs, "piece", lambda model: 4)
-    evaluation.token_losses(model, np.arange(9), 4, "cpu", contextlib.nullcontext())
-    said = ["25 %", "50 %", "75 %", "100 %"]
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" of 8 ")[0] for line in lines] == [f"  windows of 4: {n}" for n in said]
-    assert not any(part._forward_hooks for part in model.modules())
+    assert "no run on text in out/ yet" in complaint(home, "sample.py")
+    assert "no run in out/ can search" in complaint(home, "sample.py", "--data", ".")
+    said = complaint(home, "sample.py", "out/rope")
+    assert "was trained on flipflop and writes no text" in said
+    assert "--data is to search" in complaint(home, "sample.py", "out/rope", "--data", ".")
+    assert names.find_task("gone", gone=True).encoding
