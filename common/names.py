@@ -108,7 +108,7 @@ def new_cache(model, size):
 def task_names():
     """Every name that --data knows, paths aside: the corpora, then the tasks."""
     stems = {path.stem for path in ROOT.glob("data/*.py")}
-    return [*data.text.CORPORA, *sorted(stems - {"__init__", "text"})]
+    return [*data.text.CORPORA, *sorted(stems - {"__init__", "corpora", "text"})]
 
 
 def find_task(name, gone=False):

@@ -5,28 +5,69 @@ Masked tokens: what an encoder learns its language from (Devlin et al., 2019; CA
 
 A sequence is a window of one document, cut anywhere, padded where the document is shorter. 15 % of
 its tokens are to be predicted: 80 % of these are masked, 10 % are replaced by any token, 10 % stay
-as they are. Documents and splits are those of data/text.py; the tokens are the commonest of
+as they are. Documents and splits are those of data/corpora.py; the tokens are the commonest of
 its training split, after three of their own: 0 PAD, 1 MASK, 2 UNK.
 """
 import functools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+import data
 from data import text
 from data.text import MASK, PAD, UNK
 
 
+class CutTask(data.Task):
+    """
+    A task of encoders, on the `max_vocab` commonest tokens of its stream(), or on the vocabulary
+    that a checkpoint has kept: what was learned is of use only with the tokens it was learned on.
+    """
+    splits = text.SPLITS
+    for_encoders = True
+    text_flag = "corpus"
+
+    def stream(self):
+        """The tokens to count, (N,) uint16."""
+        raise NotImplementedError
+
+    def adopt(self, kept):
+        self.kept = dict(kept)
+        if "vocabulary" not in kept:
+            counts = np.zeros(1 << 16, np.int64)
+            for _, tokens in blocks(self.stream()):
+                counts += np.bincount(tokens, minlength=1 << 16)
+            order = np.argsort(-counts, kind="stable")
+            commonest = order[:min(self.max_vocab, np.count_nonzero(counts))]
+            self.kept["vocabulary"] = torch.from_numpy(commonest)
+        self.table = cut_to(self.kept["vocabulary"])  # (65536,): which of ours a token is
+        self.vocab_size = UNK + 1 + len(self.kept["vocabulary"])
+
+
+def cut_to(vocabulary):
+    """vocabulary (n,), tokens of a tokenizer -> (65536,) int64: what each is among n + 3 tokens."""
+    table = np.full(1 << 16, UNK)
+    table[np.asarray(vocabulary)] = UNK + 1 + np.arange(len(vocabulary))
+    return table
+
+
+def blocks(stream, size=1 << 22):
+    """A stream of tokens that may be larger than memory -> where each block begins, and it."""
+    for start in range(0, len(stream), size):
+        yield start, stream[start:start + size]
+
+
 @dataclass
-class Task(text.CutTask):
+class Task(CutTask):
     block_size: int = 128     # tokens in a window
-    corpus: str = "packages"  # a corpus (see data/text.py), or your own file or folder
+    corpus: str = "packages"  # a corpus (see data/corpora.py), or your own file or folder
     tokenizer: str = "gpt2"   # gpt2 or bytes
     max_vocab: int = 8192     # tokens of it that are kept, the commonest
     max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
     p_told: float = 0.15      # share of tokens to predict
 
-    splits = text.SPLITS
+    was_prepared = staticmethod(text.Task.was_prepared)
     # paper: CABLE, section 5.2 (bert-base); nano: for one CPU core
     defaults = {
         "nano": dict(
@@ -46,31 +87,25 @@ class Task(text.CutTask):
         self.corpus, self.source = self.text.data, self.text.source
         self.adopt({})
 
-    @staticmethod
-    def was_prepared(config, source):
-        return text.was_prepared(config["corpus"], config["tokenizer"], config["max_tokens"],
-                                 source)
-
     def stream(self):
-        return self.text.tokens("train")
+        return self.text.streams["train"]
 
     @functools.cached_property
     def documents(self):
         """{split: where its documents start in its stream, and how long they are}."""
-        found = {}
+        places = {}
         end_of_text = text.get_encoding(self.tokenizer).eot_token
         for split in self.splits:
-            stream = self.text.tokens(split)
-            ends = [at + np.flatnonzero(tokens == end_of_text)
-                    for at, tokens in text.blocks(stream)]
+            stream = self.text.streams[split]
+            ends = [at + np.flatnonzero(tokens == end_of_text) for at, tokens in blocks(stream)]
             ends = np.concatenate([*ends, [len(stream)]])
             starts = np.append(0, ends[:-1] + 1)
-            found[split] = starts, ends - starts
-        return found
+            places[split] = starts, ends - starts
+        return places
 
     def windows(self, split, batch_size, rng):
         """Windows of documents, each drawn in proportion to its length -> (B, T) int64."""
-        stream, T = self.text.tokens(split), self.block_size
+        stream, T = self.text.streams[split], self.block_size
         starts, lengths = self.documents[split]
         ends = lengths.cumsum()
         at = rng.integers(0, ends[-1], batch_size)  # a token of a document, not an end-of-text
@@ -93,6 +128,13 @@ class Task(text.CutTask):
         u = rng.random(tokens.shape)
         hidden = np.where(u < 0.8, MASK, np.where(u < 0.9, other, tokens))
         return np.where(told, hidden, tokens), np.where(told, tokens, -1)
+
+    def score(self, logits, x, y):
+        """logits (N, vocab_size): model_bert.py gives those of the N tokens to predict."""
+        told = y != -1
+        right = torch.zeros_like(told)
+        right[told] = logits.argmax(-1) == y[told]
+        return dict(accuracy=(right.sum(1), told.sum(1)))
 
     def show(self, x):
         encoding = text.get_encoding(self.tokenizer)

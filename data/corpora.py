@@ -1,0 +1,312 @@
+"""
+Where text comes from: corpora, your own files and folders, as documents, each in a split.
+
+    stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
+    packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
+    shakespeare  part of the plays (nanoGPT's tiny shakespeare), 1.1 MB, downloaded
+    wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
+    fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
+    PATH         a file, or a folder whose files are the documents
+
+A document is in one split only, train, val or test; in `packages` that holds for a whole package
+(`collections`, `torch`, ...). With fewer than three documents, or where holding some out leaves
+less than half of the text to train on, the text is cut by position instead: 90 %, 5 %, 5 %.
+"""
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+import sysconfig
+import urllib.request
+from collections import Counter
+from http.client import HTTPException
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+SPLITS = ("train", "val", "test")
+HELD_OUT = 0.05  # share of the text in val, and again in test
+BLOCK = 1 << 16  # bytes that are read at once
+
+SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+DOWNLOADS = dict(  # and what identifies their version
+    shakespeare=SHAKESPEARE, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
+    fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT")
+CORPORA = ("stdlib", "packages", *DOWNLOADS)
+# what requirements.txt brings to every machine
+PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "mpmath")
+
+
+def identify(data):
+    """A name for a corpus, and what identifies the present version of its text. Opens no file."""
+    version = platform.python_version()
+    if data == "stdlib":
+        return data, f"Python {version} standard library"
+    if data == "packages":
+        try:
+            versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+        except importlib.metadata.PackageNotFoundError as e:
+            raise ValueError(f"packages needs {e.name}: pip install -r requirements.txt") from e
+        return data, f"Python {version}, {', '.join(versions)}"
+    if data in DOWNLOADS:
+        return data, DOWNLOADS[data]
+    path = absolute(data)
+    versions = []
+    for name, file in files_in(path).items():
+        stat = file.stat()
+        versions.append((name, stat.st_size, stat.st_mtime_ns))
+    if not any(size for _, size, _ in versions):
+        raise ValueError(f"{data} has no text in it")
+    version = hashlib.sha256(repr((str(path), versions)).encode()).hexdigest()
+    return path.name, f"{path.name} {version[:16]}"
+
+
+def documents(data):
+    """
+    A corpus' documents, (split, name, blocks of bytes), one after the other. The split is None
+    where the text is to be cut by position. Raises ValueError.
+    """
+    if data in DOWNLOADS:
+        return dict(shakespeare=shakespeare, wikitext103=wikitext, fineweb_edu=fineweb)[data]()
+    if data not in CORPORA:
+        return local(own_files(absolute(data)))
+    files = library_files(Path(sysconfig.get_paths()["stdlib"]))
+    if data == "stdlib":
+        return local(files)
+    for package in PACKAGES:
+        root = Path(importlib.util.find_spec(package).origin).parent
+        files |= {f"{package}/{name}": file for name, file in library_files(root).items()}
+    return local(files, lambda name: name.partition("/")[0].removesuffix(".py"))
+
+
+def open_corpus(data):
+    """A corpus' documents, each as a whole: (split or None, bytes)"""
+    for split, _, blocks in documents(data):
+        yield split, b"".join(blocks)
+
+
+# -----------------------------------------------------------------------------
+# files of this machine
+
+def absolute(path):
+    """A user's path, which has to be there; ~nobody stays as it is where there is no such user."""
+    if not path:
+        raise ValueError("no text is named")
+    absolute_path = Path(os.path.expanduser(path)).resolve()
+    if not absolute_path.exists():
+        raise ValueError(f"no such corpus, file or folder: {path}")
+    return absolute_path
+
+
+def library_files(root):
+    """{name: path} of a library's modules, without tests and what differs between machines."""
+    left_out = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages",
+                "__pycache__"}
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not left_out & set(name.parts) and not path.name.startswith("_sysconfigdata"):
+            files[name.as_posix()] = path
+    if sum(path.stat().st_size for path in files.values()) < 1_000_000:
+        raise ValueError(f"this Python has no standard library sources in {root}; "
+                         "give your own text: --data PATH")
+    return files
+
+
+def files_in(path):
+    """
+    {name: path} of a user's file, or of all files in a folder, without hidden ones, our own folders
+    and those that hold a run. A subfolder that can be reached in two ways is read once.
+    """
+    if path.is_file():
+        return {path.name: path}
+    seen = {FOLDER / "prepared", FOLDER.parent / "out"} - {path, *path.parents}
+    files, folders = {}, [str(path)]
+    for folder in folders:  # which grows
+        real, entries = Path(folder).resolve(), list(os.scandir(folder))
+        a_run = {"ckpt.pt", "log.jsonl"} & {entry.name for entry in entries}
+        if real in seen or (a_run and real != path):
+            continue
+        seen.add(real)
+        prefix = f"{folder[len(folders[0]) + 1:]}/".replace(os.sep, "/").lstrip("/")
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.path)
+            elif entry.is_file():
+                files[prefix + entry.name] = entry
+    return dict(sorted(files.items()))
+
+
+def own_files(path):
+    """{name: path} of a user's texts, each once. Of a folder one line says what was read."""
+    files = files_in(path)
+    if path.is_file():
+        return files
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    of_size, texts, contents, skipped, copies = Counter(sizes.values()), {}, set(), {}, 0
+    for name, file in files.items():
+        with open(file, "rb") as f:
+            reason = why_not_text(name, f.read(4096))
+            f.seek(0)
+            same = of_size[sizes[name]] > 1 and hashlib.file_digest(f, "sha256").digest()
+        if reason:
+            skipped.setdefault(reason, []).append(name)
+        elif same in contents:
+            copies += 1
+        else:
+            texts[name] = file
+            contents.add(same or name)
+    words = [f"{len(texts):,} files"]
+    if skipped:
+        reasons = [f"{', '.join(names[:3] + ['...'] * (len(names) > 3))}: {reason}"
+                   for reason, names in skipped.items()]
+        words.append(f"{sum(map(len, skipped.values())):,} skipped ({'; '.join(reasons)})")
+    if copies:
+        words.append(f"{copies:,} copies left out")
+    if not texts:
+        raise ValueError(f"{path} has no text in it: {', '.join(words)}")
+    largest = max(texts, key=sizes.get)
+    share = sizes[largest] / sum(sizes[name] for name in texts)
+    words.append(f"largest {largest}, {100 * share:.0f} %")
+    if share > 0.5:
+        words.append("which is more than half of the text")
+    print(f"read {path}: {', '.join(words)}", file=sys.stderr)
+    return texts
+
+
+def why_not_text(name, head):
+    """Why a file with this beginning is not read, or nothing."""
+    if name.lower().endswith((".gz", ".bz2", ".xz", ".zip", ".zst", ".7z")):
+        return "compressed"
+    if not head:
+        return "empty"
+    return "binary" if b"\0" in head and not is_utf16(head) else ""
+
+
+def is_utf16(head):
+    return head.startswith((b"\xff\xfe", b"\xfe\xff"))
+
+
+def read(path):
+    """A file's bytes, block by block; UTF-16, known by its byte order mark, becomes UTF-8."""
+    with open(path, "rb") as f:
+        block = f.read(BLOCK)
+        if not is_utf16(block):
+            while block:
+                yield block
+                block = f.read(BLOCK)
+            return
+    with open(path, encoding="utf-16", errors="replace", newline="") as f:
+        for text in iter(lambda: f.read(BLOCK), ""):
+            yield text.encode()
+
+
+def read_files(path):
+    """{name: text} of a user's file or folder."""
+    files = own_files(absolute(path))
+    return {name: b"".join(read(file)).decode("utf-8", "replace") for name, file in files.items()}
+
+
+# -----------------------------------------------------------------------------
+# splits
+
+def local(files, unit=str):
+    """
+    {name: path} as documents. A hash decides which split a unit is in, by default a file: no order
+    leaks in.
+    """
+    sizes = Counter()
+    for name, file in files.items():
+        sizes[unit(name)] += file.stat().st_size
+    split = choose_splits(sorted(sizes, key=name_hash), sizes)
+    trained_on = sum(size for name, size in sizes.items() if split[name] == "train")
+    by_document = trained_on >= 0.5 * sizes.total() and set(split.values()) == set(SPLITS)
+    for name in sorted(files, key=name_hash):  # any first part of a split is a fair sample of it
+        yield split[unit(name)] if by_document else None, name, read(files[name])
+
+
+def name_hash(name):
+    return hashlib.sha256(os.fsencode(name)).digest()
+
+
+def choose_splits(names, sizes):
+    """
+    {name: split}: test, and then val, take names until they have their share; one that would make
+    it more than three times that stays in train. At least one each.
+    """
+    share = HELD_OUT * sum(sizes.values())
+    split = dict.fromkeys(names, "train")
+    for held_out in ("test", "val"):
+        held = 0
+        for name in names:
+            if split[name] == "train" and held < share and 0 < sizes[name] <= 3 * share - held:
+                split[name] = held_out
+                held += sizes[name]
+        rest = [name for name in names if split[name] == "train" and sizes[name]]
+        if not held and rest:  # all are long: the shortest
+            split[min(rest, key=sizes.get)] = held_out
+    return split
+
+
+# -----------------------------------------------------------------------------
+# downloads
+
+def shakespeare():
+    try:
+        with urllib.request.urlopen(SHAKESPEARE, timeout=30) as response:
+            plays = response.read()
+    except (OSError, HTTPException) as e:  # offline, or cut off
+        why = str(e) or type(e).__name__
+        raise ValueError(f"could not download {SHAKESPEARE} ({why}); try again. Offline: --data "
+                         "stdlib, or your own file") from e
+    if hashlib.sha256(plays).hexdigest() != SHAKESPEARE_SHA256:
+        raise ValueError(f"{SHAKESPEARE} has another checksum: it is not the file it was")
+    yield None, "shakespeare", [plays]
+
+
+def hub(repository, config, **kwargs):
+    """A data set from the Hugging Face hub. Raises ValueError where it cannot be had."""
+    what = kwargs.get("data_files", repository)
+    try:
+        from datasets import load_dataset
+    except ImportError as e:
+        raise ValueError(f"{what} is read by an optional package: pip install datasets") from e
+    try:
+        return load_dataset(repository, config, **kwargs)
+    except Exception as e:  # the library's own errors for "offline" are many
+        reason = (str(e).splitlines() or [""])[0]
+        raise ValueError(
+            f"could not load {what} ({type(e).__name__}: {reason}). A download that broke off "
+            "continues when you are online again. Offline: --data stdlib, or your own file or "
+            "folder (of an encoder's task --corpus)") from e
+
+
+def wikitext():
+    """WikiText-103's own splits, lines joined into articles; one begins with ' = Title = '."""
+    for split, theirs in zip(SPLITS, ("train", "validation", "test")):
+        article = []
+        for row in hub("Salesforce/wikitext", "wikitext-103-raw-v1", split=theirs):
+            if re.match(r" = [^=].*[^=] = \n", row["text"]) and article:
+                yield split, "wikitext103", ["".join(article).encode()]
+                article = []
+            article.append(row["text"])
+        yield split, "wikitext103", ["".join(article).encode()]
+
+
+def fineweb():
+    """FineWeb-Edu as it downloads. 1 % of the documents, by a hash of their id, is held out."""
+    rows = hub("HuggingFaceFW/fineweb-edu", "sample-10BT", split="train", streaming=True)
+    try:
+        for row in rows:
+            u = int.from_bytes(name_hash(row["id"])[:2], "big") / 65536
+            split = "test" if u < 0.005 else "val" if u < 0.01 else "train"
+            yield split, "fineweb_edu", [row["text"].encode()]
+    except Exception as e:  # the network went away: the library's errors are many
+        raise ValueError(f"fineweb_edu broke off ({type(e).__name__}): run it again, perhaps with "
+                         "a smaller --max_tokens") from e
