@@ -14,6 +14,7 @@ from tests.helpers import (
     TINY_FLAGS,
     Inline,
     command,
+    prepare_as_stdlib,
     run_here,
     standing_in,
     write_fork,
@@ -107,11 +108,7 @@ def repo(tmp_path_factory):
     copy_repository(folder)
     with standing_in(folder):
         data.text.PREPARED = folder / "data" / "prepared"
-        target, source, _ = data.text.look_up("stdlib", "bytes")
-        made, meta = data.text.prepare("notes", "bytes")
-        shutil.copytree(made, target)
-        meta |= dict(corpus="stdlib", source=source)
-        (target / "meta.json").write_text(json.dumps(meta))
+        prepare_as_stdlib(folder / "notes")
     return folder
 
 

@@ -3,7 +3,6 @@ import contextlib
 import json
 import math
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tests.helpers import (
     in_process,
     is_png,
     needs_triton,
+    prepare_as_stdlib,
     standing_in,
     written,
 )
@@ -96,12 +96,8 @@ def test_bench_measures_generating_and_memory(small, home, monkeypatch):
             code = in_process(Path(words[1]).name, *words[2:])
         said = err.buffer.getvalue().decode()
         return subprocess.CompletedProcess(words, code, stdout="", stderr=said)
-    made, meta = None, None
-    with standing_in(home):  # the notes stand for the standard library
-        made, meta = data.text.prepare("notes", "bytes")
-        folder, source, _ = data.text.look_up("stdlib", "bytes")
-        shutil.copytree(made, folder)
-        (folder / "meta.json").write_text(json.dumps(meta | dict(source=source)))
+    with standing_in(home):
+        prepare_as_stdlib(home / "notes")
     monkeypatch.setattr(bench.subprocess, "run", here)
     flags = "--models", "cable", "learned", "--device", "cpu", "--out", "b.json"
     command(home, "bench.py", "generate", "memory", *flags, "--length", 40)
