@@ -1,4 +1,5 @@
 """Fixtures that several files of tests use."""
+import importlib
 import json
 import shutil
 import sys
@@ -38,7 +39,8 @@ def copy(tmp_path, monkeypatch):
     copy_repository(tmp_path)
     before = set(sys.modules)
     monkeypatch.setattr(names, "ROOT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # for what is added to the copy
+    importlib.invalidate_caches()
     names.models.cache_clear()
     yield tmp_path
     names.models.cache_clear()
