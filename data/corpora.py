@@ -168,7 +168,7 @@ def own_files(path):
                    for reason, names in skipped.items()]
         words.append(f"{sum(map(len, skipped.values())):,} skipped ({'; '.join(reasons)})")
     if copies:
-        words.append(f"{copies:,} copies left out")
+        words.append(f"{copies:,} {'copy' if copies == 1 else 'copies'} left out")
     if not texts:
         raise ValueError(f"{path} has no text in it: {', '.join(words)}")
     largest = max(texts, key=sizes.get)

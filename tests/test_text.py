@@ -1,15 +1,13 @@
-"""data/text.py: splits, windows, tokenizers, downloads, prepared files."""
-import contextlib
+"""data/text.py and data/corpora.py: where text comes from, its splits, streams and scores."""
+import gzip
 import hashlib
 import http.server
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import sysconfig
 import threading
+import tracemalloc
 import types
 from pathlib import Path
 
@@ -17,31 +15,10 @@ import numpy as np
 import pytest
 import tiktoken
 
-import data
 import data.text
-from tests.helpers import ROOT, documents, rng
-
-
-def test_tokenizer_round_trip_on_arbitrary_bytes():
-    encoding = data.text.get_encoding("bytes")
-    noise = rng().integers(0, 256, 5000).astype(np.uint8).tobytes()
-    for text in (bytes(range(256)), noise, b"", "δέλτα <|endoftext|>".encode()):
-        ids = data.text.encode(encoding, [text])[0]
-        assert ids[0] == encoding.eot_token == 256
-        assert encoding.decode_bytes(ids[1:].tolist()) == text
-    ours = data.text.encode(encoding, ["δέλτα".encode()])[0]
-    assert encoding.encode("δέλτα") == ours[1:].tolist()
-
-
-def test_other_tokenizers_need_utf8_and_round_trip():
-    ranks = {bytes([i]): i for i in range(256)} | {b"th": 256, b"the": 257}
-    encoding = tiktoken.Encoding("merges", pat_str=r"\w+|\W", mergeable_ranks=ranks,
-                                 special_tokens={"<|endoftext|>": 258})
-    ids = data.text.encode(encoding, [b"the theme", "δ".encode()])
-    assert ids[0].tolist()[:3] == [258, 257, 32]
-    assert encoding.decode_bytes(ids[0][1:].tolist()) == b"the theme"
-    with pytest.raises(ValueError, match="not UTF-8.*--tokenizer bytes"):
-        data.text.encode(encoding, [b"\xff\xfe"])
+from data import corpora
+from data.text import Task, encode, get_encoding
+from tests.helpers import documents, rng
 
 
 @pytest.fixture
@@ -50,346 +27,354 @@ def prepared(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def words(monkeypatch):
+    """A tokenizer that stands for gpt2: it splits text as gpt2 does, and knows three words."""
+    ranks = {bytes([i]): i for i in range(256)} | {b"th": 256, b"the": 257, b" the": 258}
+    from tiktoken_ext.openai_public import r50k_pat_str
+    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 259})
+    get = data.text.get_encoding
+    monkeypatch.setattr(data.text, "get_encoding",
+                        lambda name: encoding if name == "gpt2" else get(name))
+    return encoding
+
+
+def numbered(folder, n=40, times=50):
+    return documents(folder, [f"<{i:02}>" * times for i in range(n)])
+
+
+# -----------------------------------------------------------------------------
+# tokens
+
+def test_bytes_round_trip():
+    encoding = get_encoding("bytes")
+    noise = rng().integers(0, 256, 5000).astype(np.uint8).tobytes()
+    for text in (bytes(range(256)), noise, b"", "δέλτα <|endoftext|>".encode()):
+        ids, = encode(encoding, [text])
+        assert ids[0] == encoding.eot_token == 256
+        assert encoding.decode_bytes(ids[1:].tolist()) == text
+    assert encoding.encode("δέλτα") == encode(encoding, ["δέλτα".encode()])[0][1:].tolist()
+    assert data.text.labels_of(encoding, [256, 10, 97]) == ["·", "\\n", "a"]
+
+
+def test_other_tokenizers_need_utf8_and_say_which_file_is_not(prepared, words):
+    ids = encode(words, [b"the theme", "δ".encode(), b""])
+    assert ids[0].tolist()[:3] == [259, 257, 258] and ids[2].tolist() == [259]
+    assert words.decode_bytes(ids[0][1:].tolist()) == b"the theme"
+    folder = Path(numbered(prepared / "docs", 4))
+    (folder / "latin.txt").write_bytes("naïve".encode("latin-1"))
+    with pytest.raises(ValueError, match="^latin.txt is not UTF-8.*iconv.*--tokenizer bytes"):
+        Task(data=str(folder), block_size=8, tokenizer="gpt2")
+    assert Task(data=str(folder), block_size=8).source
+
+
+@pytest.mark.parametrize("end", [b"", "\u3000  \n\n".encode()])
+def test_tokens_of_blocks_are_those_of_the_whole(words, monkeypatch, end):
+    """However a text is cut into blocks, within characters, white space and words, too."""
+    parts = rng().choice(["the", " the", "\n", "  ", "δέλτα", "don't", "\t\n", "12", "。"], 3000)
+    whole = "".join(parts).encode() + end
+    want = words.encode_ordinary(whole.decode())
+    for size in (30, 100):
+        monkeypatch.setattr(data.text, "BLOCK", size)
+        blocks = [whole[n:n + 7] for n in range(0, len(whole), 7)]
+        ids = [ids for _, ids in data.text.tokens_of([("train", "a", blocks)], words)]
+        assert len(ids) > 10 and np.concatenate(ids).tolist() == [259, *want]
+    texts = list(data.text.whole_words("a", [b"x" * 50] * 100))
+    assert "".join(texts) == "x" * 5000 and max(map(len, texts)) < 2000  # it has no word's end
+
+
+# -----------------------------------------------------------------------------
+# own files and folders
+
 def test_text_is_split_by_document(prepared):
-    docs = documents(prepared / "docs", [f"<{i:02}>" * 50 for i in range(40)])
-    (prepared / "docs" / ".hidden").write_text("no")
-    (prepared / "docs" / "picture.png").write_bytes(b"\x89PNG\0\0")
-    task = data.text.Task(data=docs, block_size=8)
-    found = {}
-    for s in task.splits:
-        ids = task.tokens(s).tolist()
+    docs = numbered(prepared / "docs")
+    task = Task(data=docs, block_size=8)
+    seen = {}
+    for split in task.splits:
+        ids = task.streams[split].tolist()
         assert ids[0] == 256 and len(ids) == 201 * ids.count(256)  # whole documents
-        found[s] = {bytes(ids[a + 1:a + 5]) for a, t in enumerate(ids) if t == 256}
-    assert sum(map(len, found.values())) == 40 and len(set.union(*found.values())) == 40
-    assert len(found["test"]) == len(found["val"]) == 2
-    assert task.meta["tokens"] == {s: len(task.tokens(s)) for s in task.splits}
-    assert task.source == task.meta["sha256"]
-    (prepared / "docs" / "00.txt").write_text("<new>" * 50)  # a changed document is seen
-    assert data.text.Task(data=docs, block_size=8).source != task.source
+        seen[split] = {bytes(ids[a + 1:a + 5]) for a, t in enumerate(ids) if t == 256}
+    assert sum(map(len, seen.values())) == 40 and len(set.union(*seen.values())) == 40
+    assert len(seen["test"]) == len(seen["val"]) == 2
+    assert task.meta["tokens"] == {split: len(x) for split, x in task.streams.items()}
 
 
 def test_a_few_long_documents_are_still_whole_and_max_tokens_is_a_limit(prepared):
     docs = documents(prepared / "six", [f"<{i}>" * 200 for i in range(6)])
-    task = data.text.Task(data=docs, block_size=8)
+    task = Task(data=docs, block_size=8)
     assert task.meta["tokens"] == dict(train=2404, val=601, test=601)
-    some = data.text.Task(data=docs, block_size=8, max_tokens=1000)
+    some = Task(data=docs, block_size=8, max_tokens=1000)
     assert some.meta["tokens"] == dict(train=900, val=50, test=50)
-    assert (some.tokens("val") == task.tokens("val")[:50]).all()
+    assert (some.streams["val"] == task.streams["val"][:50]).all()
     with pytest.raises(ValueError, match="--max_tokens must be 0"):
-        data.text.prepare(docs, "bytes", -5)
-
-
-def test_a_folder_that_holds_our_own_files_and_a_name_that_is_empty(prepared, monkeypatch):
-    home = Path(documents(prepared / "home", ["one", "two", "three"]))
-    monkeypatch.setattr(data.text, "PREPARED", home / "data" / "prepared")
-    for path in ("data/prepared/x/meta.json", "out/run/log.jsonl", ".git/config", "sub/four.txt"):
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text("text")
-    assert list(data.text.own_files(home)) == ["00.txt", "01.txt", "02.txt", "sub/four.txt"]
-    assert list(data.text.own_files(home / "out" / "run")) == ["log.jsonl"]  # where it is named
-    monkeypatch.chdir(home)
-    assert data.text.prepare(".", "bytes")[1]["corpus"] == "home"
-    for path in ("", "gone"):
-        with pytest.raises(ValueError, match="no text is named|no such corpus"):
-            data.text.prepare(path, "bytes")
-    with pytest.raises(ValueError, match="no text is named"):
-        data.text.absolute("")
+        Task(data=docs, max_tokens=-5)
 
 
 def test_one_file_is_cut_by_position(prepared):
     (prepared / "one.txt").write_bytes(bytes(range(200)) * 10)
-    task = data.text.Task(data=str(prepared / "one.txt"), block_size=8)
-    whole = np.concatenate([task.tokens(s) for s in task.splits])
+    task = Task(data=str(prepared / "one.txt"), block_size=8)
+    whole = np.concatenate([task.streams[split] for split in task.splits])
     assert whole.tolist() == [256, *list(range(200)) * 10]
-    assert [len(task.tokens(s)) for s in task.splits] == [1800, 100, 101]
+    assert [len(task.streams[split]) for split in task.splits] == [1800, 100, 101]
+    some = Task(data=str(prepared / "one.txt"), block_size=8, max_tokens=500)
+    assert some.meta["tokens"] == dict(train=450, val=25, test=25)
 
 
-def test_batches_are_windows_and_their_successors(prepared):
-    (prepared / "one.txt").write_bytes(bytes(range(250)) * 20)
-    task = data.text.Task(data=str(prepared / "one.txt"), block_size=8)
-    x, y = task.batch("train", 5, rng(3))
-    assert x.shape == y.shape == (5, 8) and x.dtype == y.dtype == np.int64
-    assert (x[:, 1:] == y[:, :-1]).all()
-    again, _ = task.batch("train", 5, rng(3))
-    assert (x == again).all()
-
-
-def test_batches_are_of_their_split_and_from_all_over_it(prepared):
-    text = b"".join(b"%06d" % n for n in range(3000))
-    (prepared / "one.txt").write_bytes(text)
-    task = data.text.Task(data=str(prepared / "one.txt"), block_size=12)
+def test_batches_are_windows_of_their_split_and_from_all_over_it(prepared):
+    (prepared / "one.txt").write_bytes(b"".join(b"%06d" % n for n in range(3000)))
+    task = Task(data=str(prepared / "one.txt"), block_size=12)
     for split in task.splits:
-        stream = task.tokens(split).tolist()
-        x, _ = task.batch(split, 200, rng(3))
+        stream = task.streams[split].tolist()
+        x, y = task.batch(split, 200, rng(3))
+        assert x.shape == y.shape == (200, 12) and x.dtype == y.dtype == np.int64
+        assert (x[:, 1:] == y[:, :-1]).all() and (x == task.batch(split, 200, rng(3))[0]).all()
         starts = [next(n for n in range(len(stream)) if stream[n:n + 12] == row)
                   for row in x.tolist()]
         assert min(starts) < 0.1 * len(stream) and max(starts) > 0.9 * len(stream)
 
 
-def test_the_standard_library_is_without_its_tests(prepared, monkeypatch):
-    library = prepared / "library"
-    for name in ("a.py", "b/c.py", "test/no.py", "b/tests/no.py", "site-packages/no.py",
-                 "_sysconfigdata_x.py"):
-        (library / name).parent.mkdir(parents=True, exist_ok=True)
-        (library / name).write_text("# code\n" * 100_000)
-    (library / "no.txt").write_text("no code")
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
-    _, meta = data.text.prepare("stdlib", "bytes")
-    assert sum(meta["tokens"].values()) == 1 + 2 * 700_000 + 1
-    shutil.rmtree(library / "b")
-    with pytest.raises(ValueError, match="no standard library sources in .*--data PATH"):
-        data.text.open_corpus("stdlib")
+def test_what_of_a_folder_is_read(prepared, capfd):
+    """UTF-16 is decoded; what is not text, and copies, are left out; one line says so."""
+    folder = Path(numbered(prepared / "docs", 20))
+    (folder / "wide.txt").write_bytes("<δέ>\r\n".encode("utf-16") * 40)
+    (folder / "wide2.txt").write_bytes(b"\xfe\xff" + "<be>".encode("utf-16-be") * 40)
+    (folder / "packed.txt.gz").write_bytes(gzip.compress(b"text", mtime=99))
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (folder / "empty.txt").touch()
+    (folder / ".hidden").write_text("no")
+    (folder / "sub").mkdir()
+    shutil.copy(folder / "00.txt", folder / "sub" / "again.txt")
+    (folder / "sub" / "large.txt").write_text("large " * 3000)
+    (folder / "sub" / "loop").symlink_to(folder)
+    (prepared / "elsewhere").mkdir()
+    (prepared / "elsewhere" / "more.txt").write_text("<more>" * 50)
+    (folder / "link").symlink_to(prepared / "elsewhere")
+    (folder / "link2").symlink_to(prepared / "elsewhere")
+    task = Task(data=str(folder), block_size=8)
+    line, = (line for line in capfd.readouterr().err.splitlines() if line.startswith("read "))
+    assert line == (f"read {folder}: 24 files, 3 skipped (empty.txt: empty; packed.txt.gz: "
+                    "compressed; picture.png: binary), 1 copy left out, largest sub/large.txt, "
+                    "78 %, which is more than half of the text")
+    ids = np.concatenate([task.streams[split] for split in task.splits])
+    texts = bytes(ids[ids < 256].astype(np.uint8).tolist())
+    assert texts.count("<δέ>\r\n".encode()) == texts.count(b"<be>") == 40
+    assert texts.count(b"<more>") == texts.count(b"<00>") == 50
+    assert Task(data=str(folder), block_size=8).source == task.source
+    assert capfd.readouterr().err == ""
+    texts = corpora.read_files(str(folder))
+    assert len(texts) == 24 and texts["wide2.txt"] == "<be>" * 40
+
+
+def test_our_own_files_are_no_text(prepared, monkeypatch):
+    """Neither prepared text and out/, nor a run with its log, whatever was named --out_dir."""
+    home = Path(numbered(prepared / "home", 3))
+    monkeypatch.setattr(corpora, "FOLDER", home / "data")
+    source = Task(data=str(home), block_size=1).source
+    for path in ("data/prepared/x/meta.json", "out/run/eval.json", ".git/config",
+                 "mine/log.jsonl", "mine/eval.json", "other/ckpt.pt"):
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text("text")
+    monkeypatch.chdir(home)
+    task = Task(data=".", block_size=1)
+    assert task.source == source and task.meta["corpus"] == "home" and task.data == str(home)
+    (home / "sub").mkdir()
+    (home / "sub" / "four.txt").write_text("four")
+    assert list(corpora.files_in(home)) == ["00.txt", "01.txt", "02.txt", "sub/four.txt"]
+    assert list(corpora.files_in(home / "out" / "run")) == ["eval.json"]  # where it is named
+
+
+def test_texts_that_cannot_be_used(prepared):
+    (prepared / "empty.txt").touch()
+    (prepared / "short.txt").write_text("too short")
+    (prepared / "pictures").mkdir()
+    (prepared / "pictures" / "a.png").write_bytes(b"\0" * 9)
+    for path, says in (("", "no text is named"), ("gone", "no such corpus, file or folder: gone"),
+                       ("empty.txt", "empty.txt has no text in it"),
+                       ("short.txt", "too short: its val split has . tokens and needs 2"),
+                       ("pictures", r"no text in it: 0 files, 1 skipped \(a.png: binary\)")):
+        with pytest.raises(ValueError, match=says) as e:
+            Task(data=path and str(path if path == "gone" else prepared / path))
+        assert "\n" not in str(e.value)
+    (prepared / "page.txt").write_text("word " * 400)
+    task = Task(data=str(prepared / "page.txt"))  # enough to be scored
+    with pytest.raises(ValueError, match="its val split has 100 tokens and needs 257"):
+        task.begin(None)
+    with pytest.raises(ValueError, match="unknown tokenizer 'letters': choose bytes or gpt2"):
+        Task(data=str(prepared / "page.txt"), tokenizer="letters")
+    was_prepared = Task.was_prepared
+    assert was_prepared(dict(data="stdlib"), "") and was_prepared(dict(data="x"), task.source)
+    assert not was_prepared(dict(data=task.data), "0" * 64)
+
+
+# -----------------------------------------------------------------------------
+# streams on the disk
+
+def test_streams_are_addressed_by_content(prepared, monkeypatch):
+    docs = numbered(prepared / "docs")
+    first = Task(data=docs, block_size=8)
+    folder, = (prepared / "prepared").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "meta.json", "test.bin", "train.bin", "val.bin"]
+    with monkeypatch.context() as patch:  # sizes and times tell that all is there
+        patch.setattr(corpora, "own_files", None)
+        assert Task(data=docs, block_size=8).source == first.source
+    shutil.rmtree(folder)
+    assert first.batch("train", 2, rng())[0].shape == (2, 8)  # whoever reads it goes on
+    assert Task(data=docs, block_size=8).source == first.source
+    (prepared / "docs" / "00.txt").write_text("<new>" * 50)
+    second = Task(data=docs, block_size=8)
+    assert second.source != first.source and len(list((prepared / "prepared").iterdir())) == 2
 
 
 def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
-    (prepared / "one.txt").write_bytes(b"some text " * 100)
-    write = data.text.write
+    docs, checksum = numbered(prepared / "docs"), data.text.checksum
 
-    def full(*args):
-        write(*args)
-        assert list((prepared / "prepared").glob("*"))
+    def full(work):
+        assert (work / "train.bin").exists()
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(data.text, "write", full)
+    monkeypatch.setattr(data.text, "checksum", full)
     with pytest.raises(ValueError, match="could not prepare.*No space left"):
-        data.text.prepare(str(prepared / "one.txt"), "bytes")
-    assert {path.suffix for path in (prepared / "prepared").glob("*")} == {".lock"}
+        Task(data=docs)
+    assert not list((prepared / "prepared").iterdir())
 
+    def second(work):  # another process was faster
+        monkeypatch.setattr(data.text, "checksum", checksum)
+        Task(data=docs, block_size=8)
+        return "mine"
+    monkeypatch.setattr(data.text, "checksum", second)
+    assert Task(data=docs, block_size=8).source != "mine"
+    assert len(list((prepared / "prepared").iterdir())) == 1
+
+
+def test_preparation_needs_little_memory(prepared):
+    (prepared / "large.txt").write_bytes(b"a line of words\n" * 2_000_000)
+    tracemalloc.start()
+    task = Task(data=str(prepared / "large.txt"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(task.meta["tokens"].values()) == 32_000_001 and peak < 20e6
+
+
+# -----------------------------------------------------------------------------
+# libraries
+
+def write_library(root, names, text="# code\n" * 100_000):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_standard_library_is_without_its_tests(prepared, monkeypatch):
+    library = prepared / "library"
+    write_library(library, ("a.py", "b/c.py", "test/no.py", "b/tests/no.py", "no.txt",
+                            "site-packages/no.py", "_sysconfigdata_x.py"))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
+    assert sum(Task(block_size=8).meta["tokens"].values()) == 2 + 2 * 700_000
+    shutil.rmtree(library / "b")
+    with pytest.raises(ValueError, match="no standard library sources in .*--data PATH"):
+        corpora.documents("stdlib")
+
+
+def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    for n in range(30):
+        write_library(library, [f"p{n}/{part}.py" for part in range(4)], f"# p{n}\n" * 2500)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
+    monkeypatch.setattr(corpora, "PACKAGES", ())
+    splits = {}
+    for split, text in corpora.open_corpus("packages"):
+        splits.setdefault(text.split(maxsplit=2)[1], []).append(split)
+    assert len(splits) == 30 and all(len(s) == 4 and len(set(s)) == 1 for s in splits.values())
+    assert {s[0] for s in splits.values()} == set(corpora.SPLITS)
+    sizes = dict(a=3, b=90, c=3, d=4)  # the largest is trained on
+    assert corpora.choose_splits("abcd", sizes) == dict(a="test", b="train", c="test", d="val")
+
+
+def test_packages_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setattr(corpora, "PACKAGES", ("numpy", "not_installed"))
+    with pytest.raises(ValueError, match="packages needs not_installed: pip install -r"):
+        corpora.identify("packages")
+
+
+# -----------------------------------------------------------------------------
+# downloads
 
 class Server(http.server.BaseHTTPRequestHandler):
-    body, breaks = b"some text " * 500, False
+    body, cut_off = b"To be, or not to be. " * 100, False
 
     def do_GET(self):
         self.send_response(200)
         self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
-        self.wfile.write(self.body[:1000] if self.breaks else self.body)
+        self.wfile.write(self.body[:1000] if self.cut_off else self.body)
 
     def log_message(self, *args):
         pass
 
 
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(Server, "breaks", False)
+def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
     running = http.server.HTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
-    yield running
+    monkeypatch.setattr(corpora, "SHAKESPEARE", f"http://127.0.0.1:{running.server_port}/x")
+    with pytest.raises(ValueError, match="another checksum: it is not the file it was"):
+        Task(data="shakespeare", block_size=8)
+    monkeypatch.setattr(corpora, "SHAKESPEARE_SHA256", hashlib.sha256(Server.body).hexdigest())
+    monkeypatch.setattr(Server, "cut_off", True)
+    with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
+        Task(data="shakespeare", block_size=8)
+    monkeypatch.setattr(Server, "cut_off", False)
+    task = Task(data="shakespeare", block_size=8)
+    assert task.meta["tokens"] == dict(train=1890, val=105, test=106)
     running.shutdown()
     running.server_close()
-
-
-def test_a_download_is_whole_and_the_right_one(tmp_path, server):
-    url, path = f"http://127.0.0.1:{server.server_port}/x", tmp_path / "new" / "x"
-    sha = hashlib.sha256(Server.body).hexdigest()
-    with pytest.raises(ValueError, match="checksum: it is not the file it was"):
-        data.text.download(url, path, "0" * 64)
-    Server.breaks = True  # the line breaks after 1,000 bytes
+    assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-        data.text.download(url, path, sha)
-    assert not path.exists()
-    Server.breaks = False
-    assert data.text.download(url, path, sha).read_bytes() == Server.body
-    server.shutdown()
-    server.server_close()
-    assert data.text.download(url, path, sha) == path  # it is there already
-    assert [file.name for file in path.parent.iterdir()] == ["x"]
-    path.unlink()
-    with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-        data.text.download(url, path, sha)
-
-
-def test_a_download_from_what_is_no_web_server(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        def answer():
-            with listening.accept()[0] as line:
-                line.recv(4096)
-                line.sendall(b"hello\n")
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-            data.text.download(f"http://127.0.0.1:{listening.getsockname()[1]}/x",
-                               tmp_path / "x", "0" * 64)
+        Task(data="shakespeare", block_size=8, max_tokens=500)
 
 
 def test_wikitext_lines_become_articles(monkeypatch):
     lines = ["", " = Valkyria = \n", "", " text one \n", " = = Plot = = \n", " more \n",
              " = Robert = \n", " text two \n"]
-    monkeypatch.setattr(data.text, "hub", lambda *a, split: [{"text": line} for line in
-                                                             [*lines, f" of {split} \n"]])
-    got = list(data.text.wikitext())
+    monkeypatch.setattr(corpora, "hub", lambda *a, split: [{"text": line} for line in
+                                                           [*lines, f" of {split} \n"]])
+    texts = [(split, text.decode()) for split, text in corpora.open_corpus("wikitext103")]
     last = dict(train="train", val="validation", test="test")
-    assert [s for s, _ in got[::3]] == list(last)
-    assert all(t.endswith(f" of {last[s]} \n".encode()) for s, t in got[2::3])
-    articles = [t.decode().replace(" of train \n", "") for s, t in got if s == "train"]
-    titles = [a.strip().split(" \n")[0] for a in articles if a.strip()]
-    assert titles == ["= Valkyria =", "= Robert ="]
-    assert "= = Plot = =" in "".join(articles) and "".join(articles) == "".join(lines)
+    assert [split for split, _ in texts[::3]] == list(last)
+    assert all(text.endswith(f" of {last[split]} \n") for split, text in texts[2::3])
+    articles = [text for split, text in texts if split == "train"]
+    assert [a.split(" \n")[0] for a in articles] == ["", " = Valkyria =", " = Robert ="]
+    assert "".join(articles) == "".join(lines) + " of train \n"
 
 
-class Rows:
-    """2,000 documents, and an error at these places."""
-    def __init__(self, breaks):
-        self.at, self.breaks = 0, breaks
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-    def __iter__(self):
-        while self.at < 2000:
-            if self.at in self.breaks:
-                raise ConnectionError("gone")
-            self.at += 1
-            yield {"id": f"doc{self.at}", "text": f"text of document {self.at} "}
-
-
-def test_a_hub_corpus_continues_where_it_stopped(prepared, monkeypatch, capsys):
-    """A stream that breaks off twice, saved after every group, ends as one that never did."""
-    clock = iter(range(0, 10**9, 100))
-    monkeypatch.setattr(data.text.time, "time", lambda: next(clock))
-    breaks = [700, 1500]
-    monkeypatch.setattr(data.text, "hub", lambda *a, **k: Rows(breaks))
-    for _ in (1, 2):
-        with pytest.raises(ValueError, match="broke off"):
-            data.text.prepare("fineweb_edu", "bytes")
-        breaks.pop(0)
-    folder, meta = data.text.prepare("fineweb_edu", "bytes")
-    assert "continuing after" in capsys.readouterr().err
-    shutil.copytree(folder, prepared / "broken")
-    shutil.rmtree(folder)
-    _, again = data.text.prepare("fineweb_edu", "bytes")
-    assert again["sha256"] == meta["sha256"] and sum(meta["tokens"].values()) > 2000 * 18
-    assert 0 < meta["tokens"]["test"] < 0.03 * meta["tokens"]["train"]
-    _, some = data.text.prepare("fineweb_edu", "bytes", max_tokens=9000)
-    assert some["tokens"]["train"] == 8100 and sum(some["tokens"].values()) <= 9000
-
-
-def test_a_preparation_waits_for_the_one_before_it(prepared, capfd):
-    """Six processes on a corpus that is new, and then on one that was touched: all succeed."""
-    docs = Path(documents(prepared / "docs", [f"<{i:02}>" * 500 for i in range(40)]))
-    code = f"""if True:
-        import sys
-        from pathlib import Path
-        import data.text
-        data.text.PREPARED = Path({str(prepared / "prepared")!r})
-        print("ready", flush=True)
-        sys.stdin.read(1)
-        print(data.text.Task(data={str(docs)!r}, block_size=8).tokens("train").sum())"""
-    for text in ("<new>", "<more>"):
-        (docs / "00.txt").write_text(text * 500)
-        found = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True,
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)]
-        for p in found:
-            assert p.stdout.readline() == "ready\n"
-        for p in found:
-            p.stdin.write("x")
-            p.stdin.flush()
-        sums = [p.communicate(timeout=60)[0] for p in found]
-        assert len(set(sums)) == 1 and [p.returncode for p in found] == [0] * 6
-        folder, = (prepared / "prepared").glob("docs-*-bytes")
-        assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
-    assert capfd.readouterr().err.count("preparing") == 2
-
-
-def test_what_another_reads_is_not_removed_and_what_the_dead_left_is(prepared):
-    docs = Path(documents(prepared / "docs", [f"<{i:02}>" * 50 for i in range(40)]))
-    home = prepared / "prepared"
-    first = data.text.Task(data=str(docs), block_size=8)
-    folder, _, _ = data.text.look_up(str(docs), "bytes")
-    (docs / "00.txt").touch()  # the same text again: the same streams
-    assert data.text.Task(data=str(docs), block_size=8).source == first.source
-    for stray in (f"{folder.name}.partial", "gone-bytes.partial", "older-bytes.partial",
-                  "fineweb-bytes.partial"):
-        (home / stray).mkdir()
-    (home / "fineweb-bytes.partial" / "progress.json").write_text("{}")
-    (home / "busy-bytes.partial").mkdir()
-    (home / "a.partial-bytes").mkdir()  # a finished one: its text is called a.partial
-    with data.text.locked(home / "busy-bytes"):
-        (docs / "00.txt").write_text("<new>" * 50)
-        second = data.text.Task(data=str(docs), block_size=8)
-    left = {path.name for path in home.glob("*.partial*")}
-    assert left == {"busy-bytes.partial", "fineweb-bytes.partial", "a.partial-bytes"}
-    both = {first.source[:16], second.source[:16], "meta.json"}
-    assert {path.name for path in folder.iterdir()} == both
-    del first
-    (docs / "01.txt").write_text("<new>" * 50)
-    third = data.text.Task(data=str(docs), block_size=8)
-    both = {second.source[:16], third.source[:16], "meta.json"}
-    assert {path.name for path in folder.iterdir()} == both
-
-
-def test_tokens_that_were_cut_short_are_made_anew(prepared, capsys):
-    """A power cut may leave a file shorter, and meta.json with it."""
-    docs = documents(prepared / "docs", [f"<{i:02}>" * 50 for i in range(40)])
-    task = data.text.Task(data=docs, block_size=8)
-    folder, _, _ = data.text.look_up(docs, "bytes")
-    source, want = task.source, task.tokens("train").tolist()
-    for left, meta_left in ((100, True), (0, True), (100, False)):
-        del task  # nobody reads them
-        os.truncate(folder / source[:16] / "train.bin", left)
-        if not meta_left:
-            (folder / "meta.json").write_text("")
-        task = data.text.Task(data=docs, block_size=8)
-        assert task.source == source and task.tokens("train").tolist() == want
-    assert capsys.readouterr().err.count("preparing") == 4
-
-
-def test_a_folder_that_grows_while_its_preparation_waits(prepared, monkeypatch):
-    docs, locked = documents(prepared / "docs", ["<a>" * 50] * 40), data.text.locked
-
-    @contextlib.contextmanager
-    def grown(folder):
-        (prepared / "docs" / "new.txt").write_text("<new>" * 1000)
-        with locked(folder):
-            yield
-    monkeypatch.setattr(data.text, "locked", grown)
-    _, meta = data.text.prepare(docs, "bytes")
-    assert sum(meta["tokens"].values()) == 40 * 151 + 5001
-
-
-def test_missing_datasets_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="pip install datasets"):
-        next(iter(data.text.wikitext()))
-
-
-def offline(*args, **kwargs):
-    raise ConnectionError("no route to host\nmore words")
+def test_fineweb_is_read_as_it_downloads(prepared, monkeypatch):
+    def rows(end, broken=False):
+        for n in range(end):
+            yield {"id": f"doc{n}", "text": f"text of document {n} "}
+        if broken:
+            raise ConnectionError("gone")
+    monkeypatch.setattr(corpora, "hub", lambda *a, **k: rows(700, broken=True))
+    with pytest.raises(ValueError, match=r"broke off \(ConnectionError\).*--max_tokens"):
+        Task(data="fineweb_edu", block_size=8)
+    monkeypatch.setattr(corpora, "hub", lambda *a, **k: rows(2000))
+    tokens = Task(data="fineweb_edu", block_size=8).meta["tokens"]
+    assert sum(tokens.values()) > 2000 * 18 and 0 < tokens["test"] < 0.03 * tokens["train"]
+    some = Task(data="fineweb_edu", block_size=8, max_tokens=9000).meta["tokens"]
+    assert some["train"] == 8100 and sum(some.values()) <= 9000
 
 
 def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
-    """Tokenizer, data set and plays; where they are there, they are split."""
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ValueError, match=r"gpt2 tokenizer \(ConnectionError\).*--tokenizer bytes"):
-        data.text.get_encoding("gpt2")
-    monkeypatch.setattr(tiktoken, "get_encoding", int)  # a ValueError, as of a damaged file
-    with pytest.raises(ValueError, match=r"gpt2 tokenizer \(ValueError\).*--tokenizer bytes"):
-        data.text.get_encoding("gpt2")
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
-    for name in ("wikitext103", "fineweb_edu"):
-        with pytest.raises(ValueError, match=r"\(ConnectionError: no.*Offline: --data stdlib") as e:
-            data.text.prepare(name, "bytes")
-        assert "\n" not in str(e.value) and not list((prepared / "prepared").glob("*/meta.json"))
-    plays = prepared / "plays"
-    plays.write_bytes(b"To be, or not to be. " * 100)
-    monkeypatch.setattr(data.text, "download", lambda url, path, sha256: plays)
-    _, meta = data.text.prepare("shakespeare", "bytes")
-    assert meta["tokens"] == dict(train=1890, val=105, test=106)
-    assert meta["corpus"] == "shakespeare" and meta["vocab_size"] == 257
-
-
-def test_text_is_prepared_by_its_own_command(prepared, capsys):
-    (prepared / "one.txt").write_text("a few words of text. " * 99)
-    data.text.main([str(prepared / "one.txt"), "--max_tokens", "500"])
-    out = capsys.readouterr().out
-    assert json.loads(out)["tokens"] == dict(train=450, val=25, test=25)
-    with pytest.raises(SystemExit):
-        data.text.main(["--help"])
-    assert "python data/text.py NAME" in capsys.readouterr().out
-    for words, says in ((["nowhere"], "no such corpus, file or folder: nowhere"),
-                        (["stdlib", "--tokenizer", "words"], "invalid choice: 'words'"),
-                        (["stdlib", "--max_tokens", "-1"], "--max_tokens must be 0")):
-        with pytest.raises(SystemExit) as e:
-            data.text.main(words)
-        assert e.value.code.startswith("error: ") and says in e.value.code
+    def offline(*args, **kwargs):
+        raise ConnectionError("no route to host\nmore words")
+    for get, name in ((offline, "ConnectionError"), (int, "ValueError")):  # int: a damaged file
+        monkeypatch.setattr(tiktoken, "get_encoding", get)
+        with pytest.raises(ValueError, match=rf"gpt2 tokenizer \({name}\).*--tokenizer bytes"):
+            get_encoding("gpt2")
+    for library, says in ((None, "pip install datasets"),
+                          (types.SimpleNamespace(load_dataset=offline),
+                           r"\(ConnectionError: no.*Offline: --data stdlib")):
+        monkeypatch.setitem(sys.modules, "datasets", library)
+        for name in ("wikitext103", "fineweb_edu"):
+            with pytest.raises(ValueError, match=says) as e:
+                data.text.prepare(name, "bytes")
+            assert "\n" not in str(e.value) and not os.listdir(prepared / "prepared")
