@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -144,24 +143,20 @@ SMALL = dict(n_layer=1, n_head=1, n_embd=16)  # the interpreter is slow
 
 
 def python(code, folder):
-    """What code prints, run in a process of its own in a folder, with nothing else to import."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What code prints, run in a process of its own in a folder."""
+    return process(folder, "-c", code)[0]
 
 
 FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
 def write_fork(folder, name="cable", *edits):
-    source = (ROOT / f"model_{name}.py").read_text()
+    source = (ROOT / f"model_{name}.py").read_text(encoding="utf-8")
     variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
     for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
         assert old in source, f"model_{name}.py has no {old!r} to edit"
         source = source.replace(old, new)
-    (folder / "model_mine.py").write_text(source)
+    (folder / "model_mine.py").write_text(source, encoding="utf-8")
 
 
 SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window, in the literal form
@@ -315,7 +310,7 @@ def complaint(folder, *words):
     """The one line that a script says before it exits with an error."""
     _, err = command(folder, *words, code=1)
     beside = "preparing", "read ", "prompt of", "choosing a hard", "making queries"
-    lines = [line for line in err.splitlines() if not any(word in line for word in beside)]
+    lines = [line for line in err.splitlines() if not line.startswith(beside)]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     return lines[0]
 
@@ -332,7 +327,7 @@ def write_notes(folder):
     (folder / "notes").mkdir(parents=True)
     for i in range(12):
         words = " ".join(rng(i).choice(["alpha", "beta", "gamma", "δέλτα"], 400))
-        (folder / "notes" / f"{i}.txt").write_text(words)
+        (folder / "notes" / f"{i}.txt").write_text(words, encoding="utf-8")
     return folder
 
 
@@ -354,10 +349,10 @@ def is_png(path):
 def same_run(a, b):
     """Two runs have the same losses, weights, averages, to the last digit."""
     assert losses(a) == losses(b)
-    one, two = (torch.load(x / "ckpt.pt", weights_only=True) for x in (a, b))
-    assert one["iter"] == two["iter"] and one["best_val_loss"] == two["best_val_loss"]
-    for weights, others in ((one["model"], two["model"]),
-                            *((one["bema"][w], two["bema"][w]) for w in ("start", "ema"))):
+    a, b = (torch.load(run / "ckpt.pt", weights_only=True) for run in (a, b))
+    assert a["iter"] == b["iter"] and a["best_val_loss"] == b["best_val_loss"]
+    pairs = [(a["model"], b["model"])] + [(a["bema"][w], b["bema"][w]) for w in ("start", "ema")]
+    for weights, others in pairs:
         assert weights.keys() == others.keys()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
 
@@ -393,8 +388,8 @@ def drawn(monkeypatch):
 
 def labels_of(fig):
     """What the legend of a figure says."""
-    found = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
-    return [text.get_text() for legend in found for text in legend.get_texts()]
+    legends = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
 
 
 class Inline(Executor):

@@ -231,6 +231,6 @@ def test_what_an_encoder_refuses(library):
             ((*pairs, "--corpus", "empty"), "has no text in it"),
             ((*pairs, "--corpus", "single"), "has too few documents"),
             ((*pairs, "--corpus", "short"), "has too few pairs of query and document"),
-            (("maps.py", "attention", "m"), "is an encoder, which sees later tokens, too"),
+            (("maps.py", "attention", "m"), "is an encoder: maps are of causal models"),
             (("eval.py", "m", "--queries", 3), "--queries is")):
         assert says in complaint(library, *words), words

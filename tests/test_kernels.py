@@ -9,7 +9,6 @@ import kernels
 import model_cable
 import model_classics
 import model_fox
-import sample
 from common import names
 from common.spy import plain_function
 from tests.examples import encoding, example, in_float32
@@ -20,7 +19,6 @@ from tests.helpers import (
     gradients,
     heads,
     literal_of,
-    make,
     same_as,
     steps_of,
     summed,
@@ -130,24 +128,6 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
         assert fast(*args) is None
 
 
-def test_what_counts_on_a_cpu_keeps_nothing_when_evaluating(monkeypatch):
-    """A table is a parameter, which wants a gradient: not while there are none."""
-    _, _, args = example("cope key P=5")
-    args[3].requires_grad_()
-    cope, kept = kernels.cpu_count.CoPE, []
-    forward = cope.forward
-
-    def noted(ctx, *args):
-        y = forward(ctx, *args)
-        kept.append(len(ctx.to_save))
-        return y
-    monkeypatch.setattr(cope, "forward", staticmethod(noted))
-    kernels.cpu_count.cope_attention(*args)
-    with torch.no_grad():
-        kernels.cpu_count.cope_attention(*args)
-    assert kept == [10, 5]  # one block of rows; the inputs alone
-
-
 def test_what_the_cpus_way_leaves_to_the_plain_function():
     q, k, v, S, g, _ = example("cable")[2]
     cable = kernels.cpu.cable_attention
@@ -224,20 +204,6 @@ def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
             others.append(torch.cat((x[:, :, :t], x[:, :, t:] + 1e3 * torch.rand(1)), 2))
         assert torch.equal(output(*others)[:, :, :t], output(*inputs)[:, :, :t])
         assert not torch.equal(output(*others)[:, :, t:], output(*inputs)[:, :, t:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cable", "fox"])
-def test_greedy_text_is_the_same_without_what_has_decayed(name, monkeypatch):
-    """From a long prompt, in pieces, and past where its first keys matter."""
-    model = make(name, n_layer=1, n_embd=32)
-    idx = torch.randint(0, 61, (1, 1500))
-    texts = []
-    for enabled in (True, False):
-        monkeypatch.setattr(kernels, "enabled", enabled)
-        with torch.no_grad():
-            texts.append(torch.cat(list(sample.generate(model, idx, 40, temperature=0)), 1))
-    assert torch.equal(*texts)
 
 
 @pytest.mark.slow

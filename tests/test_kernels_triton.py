@@ -246,35 +246,6 @@ def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
     assert 0 < error(WAYS[plain.__name__]) <= most * error(plain)
 
 
-@with_kernels
-def test_interpreted_kernel_bands_and_tails():
-    """Where the carries of the layout that common.bands draws lie, and where the tails begin."""
-    limit = torch.tensor([[0, 0, 0, 2, 4, 6]]).repeat_interleave(2, 1)[None]  # 6 blocks of 2 rows
-    first, last, start, total = kernels.common.bands(limit, 12, 2, 2)
-    assert first.tolist() == [[0, 0, 0, 1, 2, 3]]
-    assert last.tolist() == [[2, 3, 4, 5, 5, 5]] and total == 1 + 2 + 3 + 3 + 3 + 3
-    assert (start + first).tolist() == [[0, 1, 3, 6, 9, 12]]
-    tails = kernels.cope.tails(limit, 12, dict(BM=2, BN=2))
-    assert tails.tolist() == [[3, 4, 5, 6, 6, 6]]  # 6: no block has a tail there
-    ragged = kernels.cope.tails(limit[:, :, :5], 12, dict(BM=4, BN=4))
-    assert ragged.tolist() == [[2, 2, 2]]
-
-
-@with_kernels
-def test_interpreted_kernel_operators_want_memory_without_gaps():
-    x = torch.randn(1, 1, 16, 17, device=DEVICE)[..., :16]
-    y, row = x.contiguous(), torch.zeros(1, 1, 16, device=DEVICE)
-    for bad in ((x, y, y), (y, x, y), (y, y, x)):
-        with pytest.raises(AssertionError, match="contiguous"):
-            torch.ops.nanope.tra(*bad, row)
-        with pytest.raises(AssertionError, match="contiguous"):
-            torch.ops.nanope.cope(*bad, y, None)
-    with pytest.raises(AssertionError, match="contiguous"):
-        torch.ops.nanope.separable(y, y, y, row.repeat(1, 1, 2)[..., ::2], row, False)
-    with pytest.raises(AssertionError, match="by 1"):
-        torch.ops.nanope.separable(y.transpose(2, 3), y, y, row, row, False)
-
-
 @needs_triton
 def test_no_cuda_graph_of_an_operator_that_waits():
     for op in (torch.ops.nanope.cope_backward, torch.ops.nanope.tra_backward):
