@@ -1,26 +1,20 @@
 """
 Model -> figure: what a trained model attends to, and what counts as a step for it.
 
-    python maps.py attention out/tra-flipflop-nano --split sparse    every head of a layer
+    python maps.py attention out/tra-flipflop-nano --split sparse
     python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
-    python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano    what counts as one step?
-    python maps.py reach out/cable-stdlib-nano --length 2048    how far does each head look?
-    python maps.py counts out/{cope,tra}-flipflop-nano    what does each head count?
-    python maps.py play out/{fox,tra}-flipflop-nano --length 64 256    a page to play with
-
-    attention  for every query (down) and key (across) what the model file's `literal` says: the
-               attention; the step that the key counts as; its distance, the steps from the key to
-               the query; and the position, exp(bias) scaled to 1 in each row: the attention if all
-               contents were alike. --kinds also has qk and bias, the two parts of the logits
-    steps      the same for the last query alone, in the head that looks the hardest, one model
-               below the other
-    reach      the share of the attention that lies on the last n tokens, for every n, mean over the
-               second half of a test sequence
-    counts     the mean step of every kind of token, as the queries see it whose answer is scored
-    play       the numbers of steps, but for every query, in one HTML file that needs no network:
-               play.html, filled
+        every head of a layer: of every query (down) and key (across) what the model file's
+        `literal` says: the attention, the step that the key counts as, its distance, and the
+        position, exp(bias) scaled to 1 in each row: the attention if all contents were alike
+    python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
+        the same of the last query, in the head that looks the hardest, one model a lane
+    python maps.py reach out/cable-stdlib-nano --length 2048
+        the share of the attention on the last n tokens, for every n
+    python maps.py counts out/{cope,tra}-flipflop-nano
+        the mean step of every sort of token, as the queries see it whose answer is scored
+    python maps.py play out/{fox,tra}-flipflop-nano --length 64 256
+        a page to play with, which needs no network: the numbers of steps for every query
 """
-import argparse
 import base64
 import itertools
 import json
@@ -30,173 +24,157 @@ import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
+from common.checkpoint import check_text, load_run
+from common.files import ROOT, fail, in_one_line, write_figure, write_safely
+from common.flags import Parser
+from common.names import find_task, is_encoder, make_task
+from common.spy import attention_module, plain_function, spy
+from data import check_split
+from data.text import encode, labels_of
 
-import runs  # noqa: E402
-from data.text import encode, get_encoding, labels_of  # noqa: E402
-
+plt.switch_backend("Agg")
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
                      "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
 
-REDS = LinearSegmentedColormap.from_list("reds", ["white", "#ef3b2c", "#67000d"])
-KINDS = ("attention", "step", "distance", "position", "qk", "bias")
-MARKS = {"blank line": "¶", "block begins": ":"}  # in a map of a long text
-MOST_KINDS = 12  # of tokens in a figure
-# in a page: the units in 1, what stands for a number that is not finite, and what is too large
+PARTS = ("attention", "step", "distance", "position", "qk", "bias")
+MOST_SORTS = 12  # of tokens in a figure
+# in a page: the units in 1, and what stands for a number that is not finite
 UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
 NOT_FINITE = -2**31
-PAGE_LIMIT = 2_000_000  # bytes
 
 
 # -----------------------------------------------------------------------------
-# what a model does
+# what a model reads, and what it does
+
+def task_of(run, length):
+    """The task of a run; its sequences have `length` tokens, 0: as many as in training."""
+    check_text(run.config, run.checkpoint["source"])
+    changes = dict(block_size=length) if length else {}
+    return make_task(run.config | changes, run.checkpoint["kept"])
+
+
+def draw(task, split, seed):
+    """One sequence of a task -> x, y (1, T)."""
+    check_split(split, task.splits)
+    return task.tensors(split, 1, np.random.default_rng(seed))
+
+
+def sequence(run, prompt, split, length, seed):
+    """-> ids (1, T) and their labels: of the prompt, or of a sequence of the run's own task."""
+    if not prompt:
+        task = task_of(run, length)
+        x, y = draw(task, split or task.splits[1], seed)
+        scored = np.flatnonzero(y[0] != -1)
+        x = x[:, :scored[-1] + 1 if len(scored) else None]  # without the padding
+        return x, task.show(x[0].numpy())
+    task = find_task(run.config["data"], gone=True)
+    if split or not task.encoding:
+        fail(f"{run.path}: --prompt is for models of text, and without --split")
+    encoding = task.encoding(run.config)
+    ids = encode(encoding, [os.fsencode(prompt)])[0].tolist()[:length or None]
+    return torch.tensor([ids]), labels_of(encoding, ids)
+
+
+def same_sequence(runs, *which):
+    """-> ids (1, T) for each run, and their labels, which are the same."""
+    ids, labels = zip(*(sequence(run, *which) for run in runs))
+    if any(others != labels[0] for others in labels):
+        fail("these runs read different sequences: take runs of one task, and one --length")
+    return ids, labels[0]
+
 
 @torch.no_grad()
 def look(model, idx):
     """
     idx (1, T) -> a dict per layer of (H, T, T) arrays by head, query and key: what the model file's
-    `literal` says about the arguments of the layer's own attention. Without a literal it holds the
-    attention alone.
+    `literal` says about the arguments of the layer's own attention.
     """
-    module = runs.attention_module(model)
-    literal = getattr(module, "literal", None)
-    try:
-        with runs.spy(model) as calls:
-            model(idx)
-    except ValueError as e:  # an encoding that ends
-        runs.fail(e)
-    plain = runs.plain_function(module)
-    if literal is None:
-        print(f"{module.__name__}.py has no literal form: its attention is all that can be shown")
-        return [as_arrays(dict(attention=with_identity(plain, *args))) for args in calls]
-    found = [literal(*args) for args in calls]
-    if any((y - plain(*args)).abs().max() > 1e-3 for (y, _), args in zip(found, calls)):
-        print(f"{module.__name__}.py: literal is not what {plain.__name__} computes; "
-              "literal is drawn")
-    return [as_arrays(with_position(parts)) for _, parts in found]
-
-
-def with_identity(plain, q, k, v, *options):
-    """With the identity as values, the output of an attention is the attention itself."""
-    T = q.size(2)
-    return plain(q, k, torch.eye(T, dtype=v.dtype).expand(*q.shape[:2], T, T), *options)
+    module, layers = attention_module(model), []
+    plain = plain_function(module)
+    torch.manual_seed(0)  # some models draw their positions
+    with spy(model) as calls:
+        model(idx)
+    for args in calls:
+        y, parts = module.literal(*args)
+        layers.append(with_position(parts))
+        if (y - plain(*args)).abs().max() > 1e-3:
+            print(f"{module.__name__}.py: literal, which is drawn, is not what "
+                  f"{plain.__name__} computes")
+    return layers
 
 
 def with_position(parts):
-    """The parts, and the position: exp(bias), the largest of a row 1, dropped keys 0."""
+    """The parts as arrays, with the position: exp(bias), the largest of a row 1, dropped keys 0."""
     later = torch.ones_like(parts["bias"], dtype=torch.bool).triu(1)
     bias = parts["bias"].masked_fill(later, float("-inf"))
     top = bias.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
-    return parts | dict(bias=bias, position=(bias - top).exp())
+    parts = parts | dict(bias=bias, position=(bias - top).exp())
+    return {name: x[0].float().numpy() for name, x in parts.items()}
 
 
-def as_arrays(parts):
-    return {kind: x[0].float().numpy() for kind, x in parts.items()}
-
-
-def sequence(path, config, args):
-    """-> ids (1, T), their labels: the prompt, or a sequence of the model's task."""
-    kind = runs.kind_of(config)
-    if kind == "text":
-        return prompt(path, config, args)
-    if kind != "symbols":
-        runs.fail(f"{config['data']} is made of {kind}: there are no tokens to show")
-    if args.prompt:
-        runs.fail(f"{config['data']} has no text: leave out --prompt, "
-                  "and choose a sequence by --split and --seed")
-    longer = dict(block_size=args.length) if args.length else {}
-    task = runs.make_task(config | longer)
-    split = args.split or task.splits[1]
-    runs.check_split(split, task)
-    x, y = task.batch(split, 1, np.random.default_rng(args.seed))
-    scored = np.flatnonzero(y[0] != -1)
-    end = scored[-1] + 1 if len(scored) else None  # without the padding
-    return torch.from_numpy(x[:, :end]), task.show(x[0, :end])
-
-
-def prompt(path, config, args):
-    if args.split:
-        runs.fail(f"--split is for synthetic tasks; {path} was trained on text, give it a --prompt")
-    text = args.prompt or "def length(x):\n    return len(x)\n"
-    try:
-        encoding = get_encoding(config["tokenizer"])
-        ids = encode(encoding, [os.fsencode(text)])[0].tolist()[:args.length or None]
-    except ValueError as e:  # the tokenizer cannot be had, or cannot take these bytes
-        runs.fail(e)
-    return torch.tensor([ids]), labels_of(encoding, ids)
-
-
-def load(path, draws=False):
-    """-> where it is, the model, its config; draws: its own text or task will be drawn from."""
-    path = runs.find_checkpoint(path)
-    model, config, checkpoint = runs.load_run(path, torch.device("cpu"))
-    if runs.is_encoder(model):
-        runs.fail(f"{path} is an encoder, which sees later tokens, too: maps are of causal models")
-    if draws:
-        runs.check_text(path, checkpoint)
-    torch.manual_seed(0)  # some models draw their positions
-    return path, model, config
+def sharpest(layers):
+    """-> the layer and the head that look the hardest at one key, from the last query; its rows."""
+    peaks = []
+    for layer, parts in enumerate(layers):
+        for head, rows in enumerate(parts["attention"]):
+            peaks.append((rows[-1].max(), layer, head))
+    _, layer, head = max(peaks)
+    return layer, head, {name: x[head, -1] for name, x in layers[layer].items()}
 
 
 # -----------------------------------------------------------------------------
 # the figures
 
-def attention(args):
-    """One column per head of one layer, one row per kind."""
-    path, model, config = load(args.run)
-    idx, labels = sequence(path, config, args)
-    layers = look(model, idx)
+def attention(runs, args):
+    """One column per head of one layer, one row per part of what `literal` says."""
+    run = runs[0]
+    if len(runs) > 1:
+        fail("attention draws one run, in which every head has a map")
+    idx, labels = sequence(run, args.prompt, args.split, args.length, args.seed)
+    layers = look(run.model, idx)
     if not -len(layers) <= args.layer < len(layers):
-        runs.fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
-    found = layers[args.layer]
-    for kind in args.kinds or []:
-        if kind not in found:
-            has = ", ".join(kind for kind in KINDS if kind in found)
-            runs.fail(f"{config['model']} has no {kind} to show, it has {has}")
-    kinds = args.kinds or [kind for kind in KINDS[:4] if kind in found]
-    if not args.kinds and "bias" in found and np.nanmax(np.tril(abs(found["bias"]))) == 0:
-        kinds.remove("position")  # all positions alike
-    ends = sorts_of(labels)
-    H, size = len(found["attention"]), min(5.0, max(2.4, len(labels) / 14))
-    fig, axes = plt.subplots(len(kinds), H, figsize=(size * H + 1, size * len(kinds) + 0.4),
+        fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
+    parts = layers[args.layer]
+    for name in args.kinds or []:
+        if name not in parts:
+            fail(f"{run.config['model']} has no {name} to show, it has "
+                 f"{', '.join(part for part in PARTS if part in parts)}")
+    names = args.kinds or [name for name in PARTS[:4] if name in parts]
+    if not args.kinds and np.nanmax(np.tril(abs(parts["bias"]))) == 0:
+        names.remove("position")  # all positions alike
+    H, size = len(parts["attention"]), min(5.0, max(2.4, len(labels) / 14))
+    fig, axes = plt.subplots(len(names), H, figsize=(size * H + 1, size * len(names) + 0.4),
                              squeeze=False, layout="constrained")
-    for row, kind in zip(axes, kinds):
+    for row, name in zip(axes, names):
         for head, ax in enumerate(row):
-            image = heads_map(ax, kind, found[kind], head)
-            ax.set_title(f"{kind}, head {head}")
-            if len(labels) <= 70:
-                token_ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
-                token_ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
-            else:
-                line_ticks(ax, labels, ends, head == 0)
+            image = heads_map(ax, name, parts[name], head)
+            ax.set_title(f"{name}, head {head}")
+            ticks = token_ticks if len(labels) <= 70 else line_ticks
+            ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
+            ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
         fig.colorbar(image, ax=row[-1], shrink=0.8)
-    title = f"{config['model']}, layer {args.layer % len(layers)}: queries down, keys across"
-    if len(labels) > 70 and set(MARKS) & set(ends[:-1]):
-        title += "\na tick: a line begins, after a blank one (¶), as a block (:)"
-    fig.suptitle(title, fontsize=11)
-    runs.write_figure(fig, args.out or path.parent / "attention.png")
+    fig.suptitle(f"{run.config['model']}, layer {args.layer % len(layers)}: queries down, keys "
+                 "across", fontsize=11)
+    return fig
 
 
-def heads_map(ax, kind, values, head):
-    """One head of values (H, T, T); all have the same colours. Dropped keys are grey."""
+def heads_map(ax, name, values, head):
+    """A head of values (H, T, T), in the colours of all. Dropped keys are grey."""
     seen = np.tri(values.shape[-1], dtype=bool)
-    known = values[:, seen]
-    known = known[np.isfinite(known)]
-    low, high = known.min(initial=0), known.max(initial=0)
-    if low < -1e-6:  # Red and blue: 0 is white
+    finite = seen & np.isfinite(values)
+    low, high = values.min(where=finite, initial=0), values.max(where=finite, initial=0)
+    colors = "viridis"
+    if low < -1e-6:  # red and blue: 0 is white
         high = max(high, -low)
         low, colors = -high, "RdBu"
-    else:
-        low, colors = 0, "magma" if kind in ("attention", "position") else "viridis"
-        high = 1 if kind in ("attention", "position") else high
+    elif name in ("attention", "position"):
+        high, colors = 1, "magma"
     ax.imshow(np.where(seen & np.isinf(values[head]), 1, np.nan), cmap="Greys", vmin=0, vmax=3)
-    shown = np.where(seen & np.isfinite(values[head]), values[head], np.nan)
+    shown = np.where(finite[head], values[head], np.nan)
     return ax.imshow(shown, vmin=low, vmax=high, cmap=colors, interpolation="nearest")
 
 
@@ -207,78 +185,45 @@ def token_ticks(axis, labels, size):
     axis.set_tick_params(length=0, pad=2)
 
 
-def line_ticks(ax, labels, ends, words):
-    """
-    In a text too long for a tick a token: where lines begin, across with a mark after what ended
-    there (ends, MARKS), down, with words, with what they say.
-    """
+def line_ticks(axis, labels, size):
+    """In a text too long for a tick a token: where lines begin, and down the side what they say."""
     starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
-    if len(starts) == 1:
-        return
-    said, free = [], 0  # the first token whose line has room for words
-    for start, end in zip(starts, starts[1:] + [len(labels)]):
-        line = "".join(labels[start:end]).removesuffix("\\n").removesuffix("\\r")
-        room = words and line and start >= free
-        said.append(line[:24].replace("$", r"\$") if room else "")
-        free = start + len(labels) / 55 if room else free
-    marks = ["", *(MARKS.get(ends[start - 1], "") for start in starts[1:])]
-    ax.set_xticks(starts, marks, fontsize=6)
-    ax.set_yticks(starts, said, fontsize=6)
+    lines = "".join(labels).replace("$", r"\$").split("\\n")
+    free = 0  # the first token whose line has room for words
+    for n, start in enumerate(starts):
+        if axis.axis_name == "x" or not lines[n] or start < free:
+            lines[n] = ""
+            continue
+        free = start + len(labels) / 55
+    axis.set_ticks(starts, [line[:24] for line in lines[:len(starts)]], fontsize=6)
 
 
-def steps(args):
+def steps(runs, args):
     """For the last query of one sequence: every key's step, its distance, the attention it gets."""
-    lanes, labels = [], None
-    for run in args.runs:
-        path, model, config = load(run)
-        idx, own = sequence(path, config, args)
-        labels = same_tokens(labels, own)
-        layer, head, parts = sharpest(look(model, idx))
-        said = getattr(runs.attention_module(model), "STEP", "")
-        lanes.append((config["model"], f"layer {layer}, head {head}", said, parts))
+    ids, labels = same_sequence(runs, args.prompt, args.split, args.length, args.seed)
     T, width = len(labels), min(30, max(8.5, 0.19 * len(labels)))
-    fig, axes = plt.subplots(2 * len(lanes), 1, figsize=(width, 1.8 * len(lanes) + 0.6),
-                             height_ratios=[6, 1] * len(lanes), layout="constrained")
+    fig, axes = plt.subplots(2 * len(runs), 1, figsize=(width, 1.8 * len(runs) + 0.6),
+                             height_ratios=[6, 1] * len(runs), layout="constrained")
     fig.get_layout_engine().set(h_pad=0.02, hspace=0)
-    for (name, where, said, parts), lane, strip in zip(lanes, axes[::2], axes[1::2]):
-        lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{name}\nstep")
-        lane.set_title(where, loc="right", fontsize=7, color="gray", pad=2)
+    for run, idx, lane, strip in zip(runs, ids, axes[::2], axes[1::2]):
+        layer, head, parts = sharpest(look(run.model, idx))
+        lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{run.config['model']}\nstep")
+        lane.set_title(f"layer {layer}, head {head}", loc="right", fontsize=7, color="gray", pad=2)
         if "step" in parts:
             draw_steps(lane, parts)
         else:
             lane.set_yticks([])
             lane.text(0.5, 0.5, "no steps to show", transform=lane.transAxes, ha="center",
                       color="gray")
-        strip.imshow(abs(parts["attention"])[None], cmap=REDS, vmin=0, vmax=1, aspect="auto",
+        strip.imshow(abs(parts["attention"])[None], cmap="Reds", vmin=0, vmax=1, aspect="auto",
                      interpolation="nearest")
         strip.set(xlim=(-0.7, T - 0.3), yticks=[])
         strip.spines[:].set(visible=True, color="0.7")
-        if T <= 160:  # more do not fit
-            token_ticks(strip.xaxis, labels, 7)
-        else:
-            strip.set_xticks([])
-        strip.set_xlabel(said, loc="left", fontsize=8, color="0.3")
-    fig.suptitle("What counts as one step? Seen from the last token", fontsize=11)
-    steps_legend(fig)
-    runs.write_figure(fig, args.out or figure_of(path, lanes, "steps.png"))
-
-
-def same_tokens(known, own):
-    """What the runs so far have read, if any, is what this one reads."""
-    if known and known != own:
-        runs.fail("these runs read different sequences: take runs of one task, and --length "
-                  "where their block_size differs")
-    return own
-
-
-def sharpest(layers):
-    """-> the layer and the head that look the hardest at one key, from the last query; its rows."""
-    found = []
-    for layer, parts in enumerate(layers):
-        for head, rows in enumerate(parts["attention"]):
-            found.append((rows[-1].max(), layer, head))
-    _, layer, head = max(found)
-    return layer, head, {kind: x[head, -1] for kind, x in layers[layer].items()}
+        token_ticks(strip.xaxis, labels if T <= 160 else [""] * T, 7)  # more do not fit
+        strip.set_xlabel(attention_module(run.model).STEP, loc="left", fontsize=8, color="0.3")
+    fig.suptitle("What counts as one step? Seen from the last token: a bar is a key's step,\n"
+                 "the line its distance, red the attention that it gets", fontsize=11)
+    return fig
 
 
 def draw_steps(ax, parts):
@@ -293,67 +238,40 @@ def draw_steps(ax, parts):
     far.spines["right"].set_visible(True)
 
 
-def steps_legend(fig):
-    handles = [plt.Rectangle((0, 0), 1, 1, fc="#9ecae1", ec="#6baed6"),
-               plt.Line2D([], [], color="black", lw=1, marker=".", ms=4),
-               plt.Rectangle((0, 0), 1, 1, fc=REDS(1.0))]
-    names = ["the key's step (left)", "its distance (right), the steps from it to the last token",
-             "the attention it gets: 0 white, 1 dark red"]
-    fig.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
-
-
-def reach(args):
+def reach(runs, args):
     """A row per run, a panel per layer: how much of each head's attention is on so many tokens."""
-    found = []
-    for run in args.runs or [None]:
-        path, model, config = load(run, draws=True)
-        x, _, _ = next(drawn(config, args, 1))  # x, y, task
-        found.append((config, x, look(model, torch.from_numpy(x))))
-    columns = max(len(layers) for _, _, layers in found)
-    size = 2.6 * columns + 1, 2.6 * len(found) + 0.4
-    fig, axes = plt.subplots(len(found), columns, figsize=size, sharex="row", sharey=True,
+    rows = []
+    for run in runs:
+        task = task_of(run, args.length)
+        x, _ = draw(task, args.split or task.splits[-1], [args.seed, 0])
+        if x.size(1) < 2:
+            fail("reach needs a sequence of two tokens or more")
+        rows.append(look(run.model, x))
+    columns = max(map(len, rows))
+    size = 2.6 * columns + 1, 2.6 * len(rows) + 0.4
+    fig, axes = plt.subplots(len(rows), columns, figsize=size, sharex="row", sharey=True,
                              squeeze=False, layout="constrained")
-    for row, (config, x, layers) in zip(axes, found):
-        trained = config["block_size"]
-        print(f"{config['model']}: {x.shape[1]:,} tokens, trained on {trained:,}")
+    for row, run, layers in zip(axes, runs, rows):
+        trained = run.config["block_size"]
         for layer, (ax, parts) in enumerate(zip(row, layers)):
             shares = within(abs(parts["attention"]))
             for head, share in enumerate(shares):
                 ax.plot(range(1, len(share) + 1), share, lw=1.5, label=f"head {head}")
-            ax.set(xscale="log", title=f"{config['model']}, layer {layer}", ylim=(0, 1.03))
+            ax.set(xscale="log", title=f"{run.config['model']}, layer {layer}", ylim=(0, 1.03))
             ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.grid(alpha=0.3)
             if shares.shape[1] >= trained:  # from sequences of twice that length on
                 ax.axvline(trained, color="gray", ls=":", lw=1, label="training length")
                 rest = " ".join(f"{max(0, 100 - 100 * s[trained - 1]):5.1f}" for s in shares)
-                print(f"  layer {layer}, % of each head's attention farther back: {rest}")
+                print(f"{run.name}, layer {layer}, % of each head's attention farther back than "
+                      f"{trained:,} tokens: {rest}")
         for ax in row[len(layers):]:
             ax.axis("off")
         row[0].set_ylabel("share of the attention")
         row[len(layers) - 1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for ax in axes[-1]:
         ax.set_xlabel("last n tokens")
-    runs.write_figure(fig, args.out or figure_of(path, found, "reach.png"))
-
-
-def figure_of(path, found, name):
-    """Where a figure goes: into the run's folder, that of several runs into out/."""
-    folder = path.parent if len(found) == 1 else runs.ROOT / "out"
-    folder.mkdir(exist_ok=True)
-    return folder / name
-
-
-def drawn(config, args, times):
-    """So many sequences of a run's own task or text -> x, y (1, T), the task."""
-    task = runs.make_task(config | dict(block_size=args.length or config["block_size"]))
-    split = args.split or task.splits[-1]
-    runs.check_split(split, task)
-    for n in range(times):
-        x, y = task.batch(split, 1, np.random.default_rng([args.seed, n]))
-        if x.ndim != 2 or x.shape[1] < 2:
-            runs.fail(f"{args.kind} needs a sequence of two tokens or more, {config['data']} gave "
-                      f"{' x '.join(map(str, x.shape[1:]))}")
-        yield x, y, task
+    return fig
 
 
 def within(attention):
@@ -368,142 +286,89 @@ def within(attention):
     return near.mean(0).cumsum(-1) / np.maximum(total, 1e-9)
 
 
-def counts(args):
-    """A row per run, a panel per layer: the mean step of every kind of token, head by head."""
-    found = []
-    for run in args.runs:
-        path, model, config = load(run, draws=True)
-        kinds, means = steps_by_kind(model, config, args)
-        found.append((f"{config['model']}, seed {config['seed']}", kinds, means))
-    rows = max(len(kinds) for _, kinds, _ in found)
-    columns, H = np.max([means.shape[:2] for _, _, means in found], axis=0)
-    size = columns * (0.5 * H + 0.7) + 1, len(found) * (0.24 * rows + 0.7)
-    fig, axes = plt.subplots(len(found), columns, figsize=size, squeeze=False, sharey="row",
+def counts(runs, args):
+    """A row per run, a panel per layer: the mean step of every sort of token, head by head."""
+    rows = [steps_by_sort(run, args) for run in runs]
+    longest = max(len(sorts) for sorts, _ in rows)
+    columns, H = np.max([means.shape[:2] for _, means in rows], axis=0)
+    size = columns * (0.5 * H + 0.7) + 1, len(rows) * (0.24 * longest + 0.7)
+    fig, axes = plt.subplots(len(rows), columns, figsize=size, squeeze=False, sharey="row",
                              layout="constrained")
-    for row, (name, kinds, means) in zip(axes, found):
-        for layer, (ax, mean) in enumerate(zip(row, means)):   # mean (H, kinds)
+    for row, run, (sorts, means) in zip(axes, runs, rows):
+        for layer, (ax, mean) in enumerate(zip(row, means)):  # mean (H, sorts)
             ax.imshow(mean.T, cmap="viridis", vmin=0, vmax=means.max(), aspect="auto")
             ax.set_title(f"layer {layer}", fontsize=9)
             ax.set_xticks(range(len(mean)), [f"head {n}" for n in range(len(mean))], fontsize=7)
-            for (head, kind), value in np.ndenumerate(mean):
+            for (head, n), value in np.ndenumerate(mean):
                 color = "black" if value > 0.6 * means.max() else "white"
-                ax.text(head, kind, f"{value:.2f}", ha="center", va="center", fontsize=7,
-                        color=color)
+                ax.text(head, n, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
         for ax in row[len(means):]:
             ax.axis("off")
-        row[0].set_yticks(range(len(kinds)), kinds, fontsize=8)
-        row[0].set_ylabel(name)
-    fig.suptitle("mean step of a token of each kind", fontsize=9)
-    runs.write_figure(fig, args.out or figure_of(path, found, "counts.png"))
+        row[0].set_yticks(range(len(sorts)), sorts, fontsize=8)
+        row[0].set_ylabel(f"{run.config['model']}, seed {run.config['seed']}")
+    fig.suptitle("mean step of a token of each sort", fontsize=9)
+    return fig
 
 
-def steps_by_kind(model, config, args):
-    """-> the commonest kinds of tokens, and their mean steps (layers, H, kinds)."""
-    total, times = defaultdict(float), Counter()
-    for x, y, task in drawn(config, args, args.sequences):
-        try:
-            labels = task.show(x[0])
-        except ValueError as e:  # a tokenizer that cannot be had
-            runs.fail(e)
-        layers = look(model, torch.from_numpy(x))
+def steps_by_sort(run, args):
+    """-> the commonest sorts of tokens, and their mean steps (layers, H, sorts)."""
+    task, total, times = task_of(run, args.length), defaultdict(float), Counter()
+    split = args.split or task.splits[-1]
+    for n in range(args.sequences):
+        x, y = draw(task, split, [args.seed, n])
+        layers = look(run.model, x)
         if "step" not in layers[0]:
-            runs.fail(f"{config['model']} counts nothing: its file says of no step")
-        seen = np.tri(x.shape[1], dtype=bool) & (y[0] != -1)[:, None]               # (T, T)
+            fail(f"{run.config['model']} counts nothing: its file says of no step")
+        seen = np.tri(x.size(1), dtype=bool) & (y[0] != -1).numpy()[:, None]  # (T, T)
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
-        if runs.kind_of(config) == "text":
-            labels = sorts_of(labels)
+        sorts = task.sorts(x[0].numpy())
         if args.pairs:  # the first token has none before it
-            labels = [None, *map(" ".join, zip(labels, labels[1:]))]
-        for kind, step, queries in zip(labels, np.moveaxis(steps, -1, 0), seen.sum(0)):
-            total[kind] += step                                                     # (layers, H)
-            times[kind] += queries
+            sorts = [None, *map(" ".join, zip(sorts, sorts[1:]))]
+        for sort, step, queries in zip(sorts, np.moveaxis(steps, -1, 0), seen.sum(0)):
+            total[sort] += step  # (layers, H)
+            times[sort] += queries
     times.pop(None, None)
-    kinds = sorted(kind for kind, queries in times.most_common(MOST_KINDS) if queries)
-    if len(times) > len(kinds):
-        print(f"{len(times) - len(kinds)} rarer kinds are not shown")
-    if not kinds:
-        runs.fail(f"nothing is scored in {args.split or task.splits[-1]}: no query to look from")
-    return kinds, np.stack([total[kind] / times[kind] for kind in kinds], -1)
-
-
-def sorts_of(labels):
-    """What sort of token each of a text is, by its label. Of line ends there are three."""
-    sorts, line = [], "."  # what the line has so far; the first may have begun before
-    for label in labels:
-        label = label.replace("\\\\", "/").replace("\\x0c", " ")  # \\n is no line end
-        before, end, after = label.rpartition("\\n")
-        if not end:
-            line += label
-            sorts.append(sort_of(label))
-            continue
-        words = (line + before).rpartition("\\n")[2].removesuffix("\\r")
-        words = words.replace("\\t", " ").strip()
-        if not words:
-            sorts.append("blank line")
-        else:
-            sorts.append("block begins" if words[-1] in ":{" else "line end")
-        line = after
-    return sorts
-
-
-def sort_of(label):
-    """Of a token without a line end; the end of a text is a sign."""
-    word = label.strip()
-    if word in ("", "\\t"):
-        return "space"
-    if word.isidentifier():
-        return "letters"
-    return "digits" if word.isdigit() else "signs"
+    sorts = sorted(sort for sort, queries in times.most_common(MOST_SORTS) if queries)
+    if len(times) > len(sorts):
+        print(f"{len(times) - len(sorts)} rarer sorts are not shown")
+    if not sorts:
+        fail(f"nothing is scored in {split}: no query to look from")
+    return sorts, np.stack([total[sort] / times[sort] for sort in sorts], -1)
 
 
 # -----------------------------------------------------------------------------
 # the page to play with
 
-def play(args):
+def play(runs, args):
     """One HTML page: what several models make of the same strings, for every query and key."""
-    lanes, strings, numbers = [], None, defaultdict(list)
-    for run in args.runs:
-        path, model, config = load(run)
-        asked = list(asked_for(path, config, args))
-        strings = same_tokens(strings, [dict(name=name, tokens=own) for name, _, own in asked])
-        found = [look(model, idx) for _, idx, _ in asked]
-        heads, first = heads_to_show(found[0], args.heads)
-        for n, layers in enumerate(found):
-            for layer, head in heads:
-                whole = in_units(layers[layer], head)
-                numbers[n] += whole.values()
-        module = runs.attention_module(model)
-        lanes.append(dict(
-            name=config["model"], run=path.parent.name, trained=config["block_size"], heads=heads,
-            first=first, kinds=list(whole), literal=hasattr(module, "literal"),
-            step=getattr(module, "STEP", ""), equation=getattr(module, "EQUATION", "")))
-    for n, string in enumerate(strings):
-        string["numbers"] = packed(np.concatenate(numbers[n]))
-    page = filled(dict(strings=strings, units=UNITS, lanes=lanes))
-    if len(page) > PAGE_LIMIT:
-        there = {"--heads all": args.heads == "all", "a string": len(strings) > 1,
-                 "a run": len(lanes) > 1}
-        spare = [what for what, is_there in there.items() if is_there]
-        runs.fail(f"the page would have {len(page) / 1e6:.1f} MB, the limit is "
-                  f"{PAGE_LIMIT / 1e6:g}: leave out {' or '.join(spare) or 'tokens, by --length'}")
-    out = Path(args.out or runs.ROOT / "out" / "play.html")
-    if out.suffix != ".html":
-        runs.fail(f"cannot write {out}: use .html")
-    out.parent.mkdir(exist_ok=True)
-    runs.write_safely(out, lambda tmp: tmp.write_bytes(page), len(page))
-    print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
-
-
-def asked_for(path, config, args):
-    """-> name, ids (1, T) and labels of every string: a prompt each, or every split and length."""
+    strings, lanes = [], []
+    for run in runs:
+        module = attention_module(run.model)
+        lanes.append(dict(name=run.config["model"], run=run.name, trained=run.config["block_size"],
+                          literal=True, step=module.STEP, equation=module.EQUATION))
     for prompt, split, length in itertools.product(
-            args.prompt or [None], args.split or [None], args.length):
-        one = argparse.Namespace(prompt=prompt, split=split, length=length, seed=args.seed)
-        idx, labels = sequence(path, config, one)
-        name = f"{len(labels)} tokens"
+            args.prompt or [""], args.split or [""], args.length):
+        ids, labels = same_sequence(runs, prompt, split, length, args.seed)
+        numbers, name = [], f"{len(labels)} tokens"
+        for lane, run, idx in zip(lanes, runs, ids):
+            layers = look(run.model, idx)
+            if "heads" not in lane:
+                lane["heads"], lane["first"] = heads_to_show(layers, args.heads)
+            for layer, head in lane["heads"]:
+                parts = in_units(layers[layer], head)
+                numbers += parts.values()
+            lane["kinds"] = list(parts)
         if prompt or split:
             name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
-        yield name, idx, labels
+        strings.append(dict(name=name, tokens=labels, numbers=packed(np.concatenate(numbers))))
+    return filled(dict(strings=strings, units=UNITS, lanes=lanes))
+
+
+def write_page(page, out):
+    if Path(out).suffix != ".html":
+        fail(f"cannot write {out}: use .html")
+    write_safely(out, lambda tmp: tmp.write_bytes(page))
+    print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
 
 
 def heads_to_show(layers, which):
@@ -518,17 +383,16 @@ def heads_to_show(layers, which):
 
 def in_units(parts, head):
     """
-    {kind: whole hundredths, of attention thousandths} of one head, for every query and the keys up
-    to it. Each kind is rounded alone, so qk + bias may miss the rounded logit: carry is what is
-    left.
+    {part: whole hundredths, of attention thousandths} of a head, for every query and the keys up to
+    it. Each is rounded alone, so qk + bias may miss the rounded logit: carry is what is left.
     """
     seen = np.tril_indices(parts["attention"].shape[-1])
-    exact = {kind: parts[kind][head][seen].astype(np.float64) for kind in UNITS if kind in parts}
+    exact = {name: parts[name][head][seen].astype(np.float64) for name in UNITS if name in parts}
     if "bias" in exact:
         exact["carry"] = exact["qk"] + exact["bias"]
-    for kind, x in exact.items():
-        x = np.rint(x * UNITS.get(kind, 100))
-        exact[kind] = np.where(abs(x) < 2**31, x, NOT_FINITE)
+    for name, x in exact.items():
+        x = np.rint(x * UNITS.get(name, 100))
+        exact[name] = np.where(abs(x) < 2**31, x, NOT_FINITE)
     if "carry" in exact:
         logit = exact["carry"]
         exact["carry"] = np.where(logit == NOT_FINITE, 0, logit - exact["qk"] - exact["bias"])
@@ -552,56 +416,62 @@ def filled(content):
 # -----------------------------------------------------------------------------
 # command line
 
-def main(argv=None):
-    parser = runs.make_parser(description=__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True, parser_class=runs.make_parser)
-    p = kinds.add_parser("attention", help="attention, steps, distance and position by head")
-    p.set_defaults(figure=attention)
-    p.add_argument("run", nargs="?", help="run folder or checkpoint; default: the newest")
-    p.add_argument("--layer", type=int, default=-1, help="default: the last")
-    p.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND",
-                   help=f"which of {' '.join(KINDS)}; default: the first four, as far as the model "
-                        "has them")
-    p = kinds.add_parser("steps", help="what counts as one step: several models on one sequence")
-    p.set_defaults(figure=steps)
-    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task")
-    p = kinds.add_parser("reach", help="how far each head looks")
-    p.set_defaults(figure=reach)
-    p.add_argument("runs", nargs="*", help="run folders or checkpoints; default: the newest")
-    p = kinds.add_parser("counts", help="what each head counts: the mean step of kinds of tokens")
-    p.set_defaults(figure=counts)
-    p.add_argument("runs", nargs="+", help="run folders or checkpoints")
-    p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")
-    p.add_argument("--pairs", action="store_true",
-                   help="a kind is a token and the one before it: `w 0` apart from `i 0`")
-    p = kinds.add_parser("play", help="an HTML page: drag a query along strings, several models")
-    p.set_defaults(figure=play)
-    p.add_argument("runs", nargs="+", help="run folders or checkpoints, of one task or of text")
-    p.add_argument("--heads", choices=("sharpest", "all"), default="sharpest",
-                   help="all, or of every layer the one whose last query attends most to one key "
-                        "(default: sharpest)")
-    for name, p in kinds.choices.items():
+FIGURES = dict(
+    attention=(attention, "attention, steps, distance and position by head"),
+    steps=(steps, "what counts as one step: several models on one sequence"),
+    reach=(reach, "how far each head looks"),
+    counts=(counts, "what each head counts: the mean step of sorts of tokens"),
+    play=(play, "an HTML page: drag a query along strings, several models"))
+
+
+def parse(argv):
+    parser = Parser(description=__doc__)
+    figures = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
+    for name, (_, about) in FIGURES.items():
+        add = figures.add_parser(name, help=about).add_argument
         several = dict(nargs="+") if name == "play" else {}  # every split in every length
+        add("runs", nargs="*", help="run folders or checkpoints; default: the newest")
         if name not in ("reach", "counts"):
-            p.add_argument("--prompt", **several, help="text models: what to read")
-        at = "last" if name in ("reach", "counts") else "first test"
-        what = "" if at == "last" else "task models: "
-        p.add_argument("--split", **several,
-                       help=f"{what}where sequences come from; default: the {at} split")
-        p.add_argument("--length", type=int, default=[0] if several else 0, **several,
-                       help="tokens of a task's sequence, or of the prompt at most; default: as in "
-                            "training, or the whole prompt")
-        p.add_argument("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
-        p.add_argument("--out", help="the page to write, .html" if several else
-                       "the picture to write, .png, .pdf or .svg")
-    args = runs.parse(parser, argv)
-    if args.seed < 0 or np.min(args.length) < 0:
-        runs.fail("--seed and --length must be 0 or more")
-    if getattr(args, "sequences", 1) < 1:
-        runs.fail("--sequences must be at least 1")
-    args.figure(args)
+            add("--prompt", **several, help="models of text: what to read")
+        add("--split", **several,
+            help="default: the first test split, in reach and counts the last")
+        add("--length", type=int, default=[0] if several else 0, **several,
+            help="tokens of a sequence, or of a prompt at most; default: as in training, or all")
+        add("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
+        add("--out", help="the file to write: .html of play, else .png, .pdf or .svg")
+    add = figures.choices["attention"].add_argument
+    add("--layer", type=int, default=-1, help="default: the last")
+    add("--kinds", nargs="+", choices=PARTS, metavar="KIND",
+        help=f"which of {' '.join(PARTS)}; default: the first four, as far as the model has them")
+    add = figures.choices["counts"].add_argument
+    add("--sequences", type=int, default=200, help="how many (default: 200)")
+    add("--pairs", action="store_true",
+        help="a sort is a token and the one before it: `w 0` apart from `i 0`")
+    add = figures.choices["play"].add_argument
+    add("--heads", choices=("sharpest", "all"), default="sharpest",
+        help="default: of every layer the one whose last query attends most to one key")
+    args = parser.parse_args(argv)
+    if min(args.seed, np.min(args.length), vars(args).get("sequences", 1) - 1) < 0:
+        fail("--seed and --length must be 0 or more, --sequences at least 1")
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    draw_it, _ = FIGURES[args.figure]
+    runs = [load_run(path) for path in args.runs or [None]]
+    for run in runs:
+        if is_encoder(run.model):
+            fail(f"{run.path} is an encoder: maps are of causal models")
+    figure = draw_it(runs, args)
+    folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
+    folder.mkdir(exist_ok=True)
+    if args.figure == "play":
+        write_page(figure, args.out or folder / "play.html")
+    else:
+        write_figure(figure, args.out or folder / f"{args.figure}.png")
 
 
 if __name__ == "__main__":
-    sys.excepthook = runs.in_one_line
+    sys.excepthook = in_one_line
     main()

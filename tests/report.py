@@ -1,7 +1,11 @@
 """
-What the compiler says about every kernel, for a GPU that need not be here. jobs lists the kernels
-as they run, of compiles one and reads its machine code.
+What the compiler says about every Triton kernel, for a GPU that need not be here. jobs lists the
+kernels as they run, of compiles one and reads its machine code.
+
+    python -m tests.report     all of them, for an A100 and an H100, as JSON
 """
+import itertools
+import json
 import re
 import subprocess
 import tempfile
@@ -12,8 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import cope, separable, tra
-from .common import constants
+from common.device import environment
+from kernels import cope, separable, tra
+from kernels.common import constants
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -128,3 +133,19 @@ def tile_loop(cubin):
 
 def count(loop, word):
     return sum(word in instruction for instruction in loop)
+
+
+def every_kernel():
+    """For heads of 64 and 128, in bfloat16 and float32, on sm_80 and sm_90."""
+    rows = {}
+    types = torch.bfloat16, torch.float32
+    for dtype, target, d in itertools.product(types, (80, 90), (64, 128)):
+        for name, fn, constants in jobs(d, dtype):
+            where = f"{SHORT[dtype]}, d {d}, sm_{target}"
+            rows[f"{name}, {where}"] = of(fn, constants, target, dtype)
+    return rows
+
+
+if __name__ == "__main__":
+    result = dict(command="python -m tests.report", environment=environment())
+    print(json.dumps(result | dict(kernels=every_kernel()), indent=1))
