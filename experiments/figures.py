@@ -1,0 +1,319 @@
+"""
+Figures that plot.py does not draw: of random searches, of the matrix, and of tables with more rows
+than lines can show.
+
+    draw(result, out)    result is what experiments/runs.py has of an entry, out a .png
+"""
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import MaxNLocator
+
+import plot
+from common.files import write_figure
+from plot import plt
+
+WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
+
+
+def draw(result, out):
+    """Whether this is one of these figures: then it is drawn."""
+    if "theorem" in result:
+        theorem(result, out)
+    elif "panels" in result:
+        trials(result, out)
+    elif "cells" in result:
+        matrix(result, out)
+        reading(result, Path(out).with_suffix(".reading.png"))
+    elif len(result["rows"]) > plot.MOST_LINES and len(result["runs"][0].get("scores", ())) > 1:
+        grid(result, out)
+    else:
+        return False
+    return True
+
+
+# -----------------------------------------------------------------------------
+# tables in colours
+
+def cells(ax, shares, texts, columns, rows):
+    """
+    A table in colours: shares (rows, columns) are from 0, the worst, to 1, the best, and NaN where
+    there is no number; texts has a string for each cell.
+    """
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.pcolormesh(shares, cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white", lw=2)
+    for (y, x), share in np.ndenumerate(shares):
+        color = "white" if abs(share - 0.5) > 0.39 else "black"
+        size = 6.5 if np.isnan(share) or "\n" in texts[y, x] else 9
+        ax.text(x + 0.5, y + 0.5, texts[y, x], ha="center", va="center", color=color,
+                fontsize=size)
+    ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    ax.set_ylim(len(rows), 0)
+
+
+def grid(result, out):
+    """A task's scores by length, a panel for each split: means, and ranges that are wide."""
+    labels, (_, _, metric) = result["rows"], result["columns"][0]
+    splits = dict.fromkeys(split for _, split, _ in result["columns"])
+    lengths = sorted({T for run in result["runs"] for T in run["scores"]}, key=int)
+    fig, axes = plot.panels(len(splits), 0.55 * len(lengths) + 0.6, 0.32 * len(labels) + 1.2)
+    for ax, split in zip(axes[0], splits):
+        means = np.full((len(labels), len(lengths)), np.nan)
+        texts = np.full(means.shape, "-", object)
+        for (y, label), (x, T) in itertools.product(enumerate(labels), enumerate(lengths)):
+            scores = [run["scores"].get(T, {}).get(split) for run in result["runs"]
+                      if run["label"] == label]
+            values = [100 * score[metric]["value"] for score in scores if score]
+            if values:
+                means[y, x] = np.mean(values)
+                texts[y, x] = f"{means[y, x]:.1f}".removesuffix(".0")
+            if values and max(values) - min(values) > 10:  # a mean that no seed may have
+                texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
+        shares = 1 - means / 100 if "error" in metric else means / 100
+        cells(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
+        ax.set(title=plot.spelled(split), xlabel="string length (tokens)")
+    fig.suptitle(f"{plot.spelled(metric)} (%): means, and ranges over seeds that are wide",
+                 fontsize=10)
+    write_figure(fig, out)
+
+
+# -----------------------------------------------------------------------------
+# the matrix
+
+def matrix(result, out):
+    """
+    A row for each method, a column for each number: its colour is its place between the column's
+    worst and best. A hatched edge: a run that was not finished. Empty: no number, and why.
+    """
+    columns, rows, added = result["columns"], result["cells"], result.get("added")
+    shares, texts = np.empty((2, len(rows), len(columns)), object)
+    fig = plt.figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
+    ax = fig.add_axes([0, 0, 1, 1])
+    for x, (name, column) in enumerate(columns.items()):
+        shares[:, x] = shares_of([row[name] for row in rows.values()], column)
+        for y, row in enumerate(rows.values()):
+            texts[y, x] = text_of(row[name], column["form"])
+            if row[name].get("unfinished"):  # an edge: over the whole cell it could not be read
+                ax.add_patch(plt.Rectangle((x, y + 0.02), 1, 0.2, fc="none", ec="white", lw=0,
+                                           hatch="//////", zorder=2))
+    heads = headings(ax, columns)
+    cells(ax, shares.astype(float), texts, heads, rows)
+    ax.xaxis.tick_top()
+    if added in rows:
+        y = list(rows).index(added)
+        ax.get_yticklabels()[y].set(weight="bold")
+        ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
+                                   clip_on=False, zorder=5))
+    notes = ["hatched: not finished, validation perplexity fell by more than 1 % over the last "
+             "fifth of training",
+             "↓: less is better; ends: no positions for such lengths; iid: as in training",
+             "TVD: total variation distance; AUC: area under the ROC curve",
+             "colours span 10 points, 10 % of a perplexity or .05 at least"]
+    ax.text(0, len(rows) + 0.25, "\n".join(notes), va="top", fontsize=9)
+    box = ax.inset_axes([0.7, -0.8 / len(rows), 0.24, 0.3 / len(rows)])
+    bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
+                       orientation="horizontal")
+    bar.set_ticks([0, 1], labels=["worst of its column", "best"])
+    bar.outline.set_visible(False)
+    write_figure(fig, out)
+
+
+def shares_of(column_cells, column):
+    """How good each number of a column is, from 0, its worst, to 1; NaN where there is none."""
+    values = np.array([cell.get("value") for cell in column_cells], float)
+    known = np.isfinite(values)
+    if not known.any():
+        return values
+    if column["logarithmic"]:
+        values = np.log(np.maximum(values, 1e-9))
+    if column["better"] == "less":
+        values = -values
+    if known.sum() == 1:  # neither the best nor the worst
+        return np.where(known, 0.5, np.nan)
+    high = values[known].max()
+    low = min(high - column["least"], values[known].min())  # 99 is not the worst beside 99.5
+    return (values - low) / (high - low)
+
+
+def text_of(cell, form):
+    """A number in few characters: 100.0 as 100, 12345.67 as 12,346."""
+    value = cell.get("value")
+    if value is None or not math.isfinite(value):
+        return cell.get("reason", "-")
+    text = f"{value:,.0f}" if abs(value) >= 1000 else format(value, form).removesuffix(".0")
+    if "spread" in cell:  # of several seeds
+        text += f"\n± {cell['spread']:{form}}"
+    return text
+
+
+def headings(ax, columns):
+    """Names the tasks above their columns -> what the columns are called below that."""
+    names = [name.partition(": ") for name in columns]
+    specs, heads = list(columns.values()), [head.replace(", ", ",\n") for _, _, head in names]
+    for task, group in itertools.groupby(range(len(names)), lambda x: names[x][0]):
+        at = list(group)
+        less = [x for x in at if specs[x]["better"] == "less"]
+        title = task if len(at) > 1 else task.replace(" ", "\n")
+        if all(specs[x].get("percent") for x in at):
+            title += ", % right"
+        elif less == at and len(at) > 1:
+            title += ", less is better"
+        else:
+            for x in less:
+                heads[x] += " ↓"
+        ax.text((at[0] + at[-1] + 1) / 2, -1.05, title, ha="center", weight="bold")
+        ax.plot([at[0] + 0.05, at[-1] + 0.95], [-0.92] * 2, color="black", lw=0.8, clip_on=False)
+    return heads
+
+
+FEWEST = 30  # questions, for a point
+
+
+def reading(result, out):
+    """
+    Surviving and reading: strided perplexity by window, in the first window = 1 (left), and the
+    share of right answers by how far back they lie, in the longest strings (right).
+    """
+    survived, far = {}, {}
+    for run in result["runs"]:
+        if len(run.get("strided", ())) > 1 and "reason" not in run:
+            first = next(iter(run["strided"].values()))
+            ratios = {T: value / first for T, value in run["strided"].items()}
+            survived.setdefault(run["label"], []).append(ratios)
+        if run.get("by_distance"):
+            T = max(run["by_distance"], key=int)
+            asked = next(iter(run["by_distance"][T].values()))
+            rates = {d: 100 * rate for d, (n, rate) in asked.items() if n >= FEWEST}
+            beyond = int(T) > run["config"]["block_size"]
+            label = run["label"] if beyond else f"{run['label']} (strings of {T})"
+            far.setdefault(label, []).append(rates)
+            trained = run["config"]["block_size"]
+    if not survived and not far:
+        return
+    look = plot.looks(sorted(survived | far, key=lambda label: label != result.get("added")))
+    fig, axes = plot.panels(2, 5, 4.4, sharey=False)
+    left, right = axes[0]
+    plot.draw(left, survived, look)
+    plot.perplexity_axis(left)
+    left.set(title="surviving: perplexity by window length", ylabel="in the shortest window = 1",
+             xlabel="window length (tokens), half of it to look back on")
+    plot.draw(right, far, look)
+    right.set(title="reading: right answers (%) by how far back", ylim=(-2, 102),
+              xlabel="distance to the answer, d to 2d - 1 (tokens)")
+    for ax in (left, right):
+        plot.length_axis(ax)
+    if far:
+        plot.training_length(right, [[dict(block_size=trained)]])
+    plot.legend(axes[0])
+    write_figure(fig, out)
+
+
+# -----------------------------------------------------------------------------
+# random searches
+
+MARKERS = dict(raw="o", ema="^", bema="o")
+
+
+def trials(result, out):
+    """A random search: above every trial of every scheme, below the metric by length."""
+    metric, panels = result["metric"], result["panels"]
+    schemes = dict.fromkeys(itertools.chain(*(panel["schemes"] for panel in panels)))
+    colors = dict(zip(schemes, plt.cm.tab10.colors))
+    fig, axes = plot.panels(len(panels), {1: 5.5, 2: 3.3}.get(len(panels), 2.7), 3.2, rows=2)
+    for (top, low), panel in zip(axes.T, panels):
+        if metric == "tvd":
+            top.set_yscale("log")
+            low.set_yscale("log")
+        swarms(top, panel, metric, colors)
+        by_length(low, panel, metric, colors)
+    for row in axes:
+        row[0].set_ylabel(plot.spelled(metric))
+        plot.legend(row)
+    fig.suptitle("every trial, and medians and best trials by length", fontsize=11)
+    write_figure(fig, out)
+
+
+def swarms(ax, panel, metric, colors):
+    """Every trial a dot, left with its last weights, right with their averages; NaN is left out."""
+    every = [trial[metric] for found in panel["schemes"].values() for trial in found["trials"]]
+    kinds = [weights for weights in MARKERS if all(weights in scores for scores in every)]
+    room = 0.8 / len(kinds)
+    for (n, scheme), (place, weights) in itertools.product(enumerate(panel["schemes"]),
+                                                           enumerate(kinds)):
+        x = n + room * (place - (len(kinds) - 1) / 2)
+        ys = [trial[metric][weights]["test"] for trial in panel["schemes"][scheme]["trials"]]
+        ys = np.array([y for y in ys if y is not None])
+        jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
+        face = colors[scheme] if weights == "raw" else "none"
+        ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
+                   edgecolors=colors[scheme], facecolors=face)
+        if len(ys):
+            ends = [x - 0.42 * room, x + 0.42 * room]
+            ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
+    ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], rotation=30, ha="right")
+    first, last = panel["at"]
+    where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
+    ax.set_title(f"{panel['name']}\nat {where}")
+    ax.scatter([], [], color="gray", s=12, label="a trial")
+    for weights in kinds[1:]:
+        ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, marker=MARKERS[weights],
+                   label=f"with its average ({weights.upper()})")
+
+
+def by_length(ax, panel, metric, colors):
+    """The median of a scheme's trials, and the one that is best in validation."""
+    x = np.array(panel["lengths"], float).mean(1)
+    if x[-1] > 1000:
+        plot.length_axis(ax)
+        ax.tick_params("x", rotation=30)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ax.set_xlabel("length (symbols)")
+    for n, (scheme, found) in enumerate(panel["schemes"].items()):
+        scores = [trial[metric]["raw"] for trial in found["trials"]]
+        scores = [score for score in scores if None not in score.values()]
+        if scores:
+            best = (min if metric == "tvd" else max)(scores, key=lambda score: score["validation"])
+            middle = np.median(np.array([score["by_length"] for score in scores], float), axis=0)
+            ax.plot(x, middle, color=colors[scheme], lw=4 - n / 2, label=f"{scheme}, median")
+            ax.plot(x, np.array(best["by_length"], float), color=colors[scheme], lw=1, ls="--",
+                    label=f"{scheme}, best trial")
+    if "block_size" in panel:
+        plot.training_length(ax, [[panel]])
+
+
+def theorem(result, out):
+    """Precision by length, relative to length 2, and TVD: hard-coded and trained models."""
+    found, panel = result["theorem"], result["panels"][0]
+    fig, axes = plot.panels(2, 5.2, 4, sharey=False)
+    left, right = axes[0]
+    T = found["lengths"]
+    for (norm, model), color in zip(found["models"].items(), plt.cm.tab10.colors):
+        formula = np.array(model["formula"]) / model["formula"][0]
+        left.plot(T, formula, color=color, lw=2.4, label=f"{norm}: formula")
+        measured = np.array(model["precision"]) / model["precision"][0]
+        left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none",
+                  label=f"{norm}: hard-coded")
+        right.plot(T, model["tvd"], color=color, lw=2.4, label=f"{norm}: hard-coded")
+        trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
+        for metric, ax in (("precision", left), ("tvd", right)):
+            ys = np.array([trial[metric]["raw"]["by_length"] for trial in trained], float)[:, 1:]
+            if metric == "precision":
+                ys = ys[ys[:, 0] > 0]  # those that tell present from absent at length 2
+                ys = ys / ys[:, :1]
+            ax.plot(T, ys.T, color=color, lw=0.7, alpha=0.6)
+            ax.plot([], [], color=color, lw=0.7, label=f"{norm}: trained, a line each")
+    plot.length_axis(left)
+    left.set_yscale("symlog", linthresh=0.02)
+    left.set(xlabel="length (symbols)", ylabel="precision, at length 2 = 1",
+             title="precision falls as the theorem says")
+    right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length (symbols)",
+              ylabel=plot.spelled("tvd"), title="how far from the right distribution")
+    plot.legend(axes[0])
+    write_figure(fig, out)
