@@ -1,0 +1,161 @@
+"""data/text.py: losses by window length and position, bits per byte, several tokenizers."""
+import contextlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+import torch
+from torch.nn import functional as F
+
+import data
+import data.text
+import model_baseline
+from common.checkpoint import Run
+from data.text import Task, token_losses
+from tests.helpers import MODELS, close, documents, make, rng
+
+OPTIONS = data.Options(device=torch.device("cpu"), context=contextlib.nullcontext(), words="here")
+
+
+def pieces(monkeypatch, size):
+    """Once as it is, once in smaller pieces over a cache."""
+    yield
+    monkeypatch.setattr(data, "piece", lambda model: size)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", [m for m in MODELS if m != "label"])  # which draws anew each time
+def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
+    """Batches of short windows, cached pieces of long ones, a shorter last one."""
+    model, stream = make(name), rng().integers(0, 61, 101).astype(np.uint16)
+    ids = torch.from_numpy(stream.astype(np.int64))
+    for T in (10, 24) if "learned" in name else (10, 24, 64):
+        want = []
+        with torch.no_grad():
+            for x, y in zip(ids[:-1].split(T), ids[1:].split(T)):
+                want.append(F.cross_entropy(model(x[None])[0][0], y, reduction="none"))
+        for _ in pieces(monkeypatch, 16):
+            losses = token_losses(model, stream, T, OPTIONS)
+            close(torch.from_numpy(losses), torch.cat(want), 1e-4)
+
+
+class Noted(torch.nn.Module):
+    """A model that knows nothing, and which tokens it has seen."""
+    config = model_baseline.GPTConfig(vocab_size=300)
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x, cache=None):
+        self.seen.extend(x.flatten().tolist())
+        if x.size(1) > 64:
+            raise ValueError(f"positions end at 64, not at {x.size(1)}")
+        return torch.zeros(*x.shape, 300), None
+
+
+def test_every_length_scores_the_same_tokens():
+    for T in (1, 7, 8, 40):
+        model = Noted()
+        losses = token_losses(model, np.arange(41, dtype=np.uint16), T, OPTIONS)
+        assert sorted(model.seen) == list(range(40)) and losses.shape == (40,)
+
+
+@pytest.mark.parametrize("name", ["cable", "nope"])
+def test_strided_perplexity_is_one_forward_for_every_token(name, monkeypatch):
+    """Every token from the longest window's half on, with T / 2 to T tokens to look back on."""
+    run = Run(Path("a/ckpt.pt"), "a", make(name), {}, {})
+    for N, lengths in ((61, (1, 2, 7, 10, 24)), (24, (5, 24)), (30, (10, 20))):
+        ids = torch.from_numpy(rng().integers(0, 61, N + 1))
+        stream, half = ids.numpy().astype(np.uint16), max(lengths) // 2
+        for _ in pieces(monkeypatch, 4):
+            row = dict(eval_seconds={})
+            data.text.score_lengths(row, "strided", run, stream, lengths, OPTIONS)
+            for T in lengths:
+                want, step = [], T - T // 2
+                for t in range(half, N):
+                    before = T // 2 + (t - half) % step  # tokens that it looks back on
+                    with torch.no_grad():
+                        logits, _ = run.model(ids[None, t - before:t + 1])
+                    want.append(F.cross_entropy(logits[0, -1], ids[t + 1]))
+                    assert T / 2 - 1 < before < T and t - before >= 0
+                mean = torch.stack(want).mean().item()
+                assert math.log(row["strided"][T]) == pytest.approx(mean, 1e-5)
+
+
+def test_loss_by_position_bins_cover_the_window_once():
+    losses = np.arange(4100) % 2048 * 1.0
+    bins = data.text.by_position(losses, 2048)
+    assert bins[0][0] == 0 and bins[-1][1] == 2047
+    assert all(after[0] == before[1] + 1 for before, after in zip(bins, bins[1:]))
+    assert all(loss == pytest.approx((a + b) / 2) for a, b, loss in bins)
+    assert data.text.by_position(np.ones(10), 5) == [[0, 4, 1.0]]
+
+
+def run_of(task, name):
+    config = dict(model="none", seed=1, block_size=16, max_tokens=0, tokenizer=task.tokenizer)
+    checkpoint = dict(iter=1, seconds=1.0, source=task.source)
+    return Run(Path(f"{name}/ckpt.pt"), name, Noted(), config, checkpoint)
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A folder, and a tokenizer of letters and three words that stands for gpt2."""
+    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
+    ranks = {bytes([i]): i for i in range(256)} | {b"al": 256, b"alp": 257, b"alpha": 258}
+    words = tiktoken.Encoding("gpt2", pat_str=r"\w+|\W", mergeable_ranks=ranks,
+                              special_tokens={"<|endoftext|>": 259})
+    get = data.text.get_encoding
+    monkeypatch.setattr(data.text, "get_encoding",
+                        lambda name: words if name == "gpt2" else get(name))
+    monkeypatch.setitem(data.text.VOCABULARY, "gpt2", 300)
+    return documents(tmp_path / "docs", [f"alpha δέλτα {n} " * 60 for n in range(40)])
+
+
+def test_the_table_of_runs(texts, capsys):
+    task = Task(data=texts, block_size=16)
+    runs = [run_of(task, "a"), run_of(task, "longer")]
+    options = data.Options(lengths=[96, 16, 64], amount=500, strided=True, words="here")
+    result = task.evaluate(runs, options)
+    uniform = f"{300:>10.3f}{300:>10.3f}{'-':>10}\n"
+    assert capsys.readouterr().out.endswith(
+        "perplexity on 500 tokens of docs (test), the same at every length; here\n"
+        "strided: windows that overlap by half, the second halves scored: 452 tokens, the same at "
+        "every length\n" + " " * 9 + f"{16:>10}{64:>10}{96:>10}\n"
+        + "".join(f"{name:<9}{uniform}  strided{uniform}  {name}: positions end at 64, not at 96\n"
+                  for name in ("a", "longer")))
+    row = result["runs"][0]
+    assert row["perplexity"] == row["strided"] == {16: pytest.approx(300), 64: pytest.approx(300)}
+    assert row["by_position"][-1][1] == 63 and "bits_per_byte" not in row
+    assert (result["tokens"], result["strided_tokens"]) == (500, 452)
+    assert result["lengths"] == [16, 64, 96] and result["data"]["sha256"] == task.source
+    assert task.evaluate(runs, data.Options(lengths=[16], amount=0))["tokens"] > 500
+    for change, says in ((dict(split="tset"), "unknown split 'tset': choose from train, val, test"),
+                         (dict(lengths=[501]), "too few for a window of 501: take --tokens 0")):
+        with pytest.raises(ValueError, match=says):
+            task.evaluate(runs, data.Options(**dict(lengths=[16], amount=500) | change))
+
+
+@pytest.mark.parametrize("first", ["bytes", "gpt2"])
+def test_tokenizers_are_compared_on_the_same_text_by_its_bytes(texts, capsys, first):
+    tasks = {name: Task(data=texts, block_size=16, tokenizer=name) for name in ("bytes", "gpt2")}
+    runs = [run_of(task, name) for name, task in tasks.items()]
+    runs.sort(key=lambda run: run.name != first)
+    rows = tasks[first].evaluate(runs, data.Options(lengths=[16], amount=600))["runs"]
+    out = capsys.readouterr().out
+    assert "compare bits per byte" in out and out.count("  bits/byte") == 2
+    seen = {run.name: run.model.seen for run in runs}
+    assert len(seen["bytes"]) > 1.2 * len(seen["gpt2"])
+    for run, row in zip(runs, rows):  # all but the last token are seen
+        stream = tasks[run.name].streams["test"]
+        N = len(run.model.seen)
+        assert run.model.seen == stream[:N].tolist()
+        encoding = data.text.get_encoding(run.name)
+        scored = [token for token in stream[1:N + 1].tolist() if token != encoding.eot_token]
+        bits = math.log2(300) * N / len(encoding.decode_bytes(scored))
+        assert row["bits_per_byte"] == {16: pytest.approx(bits)}
+    alone = tasks[first].evaluate(runs[:1], data.Options(lengths=[16], amount=600))["runs"][0]
+    assert ("bits_per_byte" in alone) == (first == "gpt2")
