@@ -1,6 +1,5 @@
 """Fixtures that several files of tests use."""
 import importlib
-import json
 import shutil
 import sys
 import types
@@ -73,9 +72,9 @@ def tasks(tmp_path, monkeypatch):
     monkeypatch.setattr(names, "ROOT", tmp_path)
     monkeypatch.setattr(data, "__path__", [*data.__path__, str(folder)])
     yield folder
-    known = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
+    ours = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
     for name in [name for name in sys.modules if name.startswith("data.")]:
-        if name not in known:
+        if name not in ours:
             del sys.modules[name]
 
 
@@ -90,16 +89,10 @@ def trained(tmp_path_factory):
     home = write_notes(tmp_path_factory.mktemp("trained"))
     (home / "empty.txt").write_text("")
     (home / "short.txt").write_text("too short to train on")
-    (home / "odd.json").write_text('{"runs": []}')
-    (home / "deep.json").write_text("[" * 100_000)
     pairs = ("cable", "notes"), ("learned", "notes"), ("rope", "flipflop"), ("tra", "flipflop")
     for name, text in pairs:
         command(home, "train.py", "--model", name, "--data", text, "--max_iters", 2,
                 "--eval_interval", 1, "--no-evaluate", *TINY_FLAGS, "--out_dir", name)
-    row = dict(label="x", block_size=16, perplexity={"16": 2.0}, by_position=[[0, 15, 1.0]],
-               model="cable", config={}, checkpoint="ckpt.pt", iter=1, name="x")
-    whole = dict(data=dict(sha256=""), tokens=16, lengths=[16], runs=[row])
-    (home / "types.json").write_text(json.dumps(whole | dict(lengths=["16", "32"])))
     return home
 
 

@@ -142,7 +142,7 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
     q, k, v = random_qkv(B, H, Tq, Tk, d)
     g = torch.Generator().manual_seed(1)
     a, z = torch.randn(2, B, H, Tk, generator=g, dtype=torch.float64)
-    more = torch.randn(B, H, Tk, d, generator=g, dtype=torch.float64)
+    gate_keys = torch.randn(B, H, Tk, d, generator=g, dtype=torch.float64)
     if case in ("baseline", "postnorm"):
         module = dict(baseline=model_baseline, postnorm=model_postnorm)[case]
         return module, functools.partial(naive, bias=zero), [q, k, v]
@@ -165,7 +165,7 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return model_diff, diff_formula, [q, k, v, 0.35]
     _, gates, P = case.split()
     pos_emb = torch.randn(d, int(P.removeprefix("P=")), generator=g, dtype=torch.float64)
-    return model_cope, cope_formula, [q, k, v, pos_emb, more if gates == "sep" else None]
+    return model_cope, cope_formula, [q, k, v, pos_emb, gate_keys if gates == "sep" else None]
 
 
 def in_float32(args):

@@ -430,12 +430,12 @@ def cells(line):
 
 def markdown_tables(text):
     """Tables of a text -> [{first cell of a row: {heading: cell}}]"""
-    found = []
+    tables = []
     for block in re.findall(r"(?:^\|.*\n?)+", text, re.M):
         head, _, *rows = block.strip().splitlines()
         table = {}
         for row in rows:
             first, *rest = cells(row)
             table[first] = dict(zip(cells(head)[1:], rest))
-        found.append(table)
-    return found
+        tables.append(table)
+    return tables

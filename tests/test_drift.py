@@ -20,7 +20,7 @@ LAYERS = "        for block in self.h:"
 CHECK = '        if config.norm not in ("pre", "post"):'
 REFUSE = '            raise ValueError(f"norm={config.norm!r} is not one of pre, post")'
 LN_F = "        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)"
-OWN = dict(
+CHANGES = dict(
     classics=([FORWARD, ATTEND, EMBED, LAYERS, LOOP],
               r"\bpe\b|\bpos\b|\bstart\b|capped|n_label|ENCODINGS|for layer, block"),
     cable=([ATTEND], r"w_c|w_s|step|weight: bool|log_kernel|\bS\b|if cache.t:"),
@@ -52,10 +52,10 @@ def method_of(path):
     return path.stem.removeprefix("model_")
 
 
-@pytest.mark.parametrize("path", [p for p in MODEL_FILES if method_of(p) in OWN], ids=method_of)
+@pytest.mark.parametrize("path", [p for p in MODEL_FILES if method_of(p) in CHANGES], ids=method_of)
 def test_the_shared_parts_of_the_model_files_are_the_same(path):
     """Copies are deliberate; copies that drift would be a hidden variable in every table."""
-    may_change, own_words = OWN[method_of(path)]
+    may_change, words = CHANGES[method_of(path)]
     removed = []
     for name in SHARED:
         if (method_of(path), name) == ("postnorm", "Block"):
@@ -66,7 +66,7 @@ def test_the_shared_parts_of_the_model_files_are_the_same(path):
             if line[0] == "-":
                 removed.append(line[2:])
             if line[0] == "+" and line[2:]:  # blank lines aside
-                assert re.search(own_words, line), f"{path.name}: {name} adds {line[2:].strip()}"
+                assert re.search(words, line), f"{path.name}: {name} adds {line[2:].strip()}"
     assert removed == may_change, f"{path.name} changes other lines of model_baseline.py"
 
 

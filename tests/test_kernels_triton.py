@@ -371,7 +371,7 @@ def test_what_the_machine_code_says(dtype, target, d):
     every pipelined loop over tiles loads ahead. (cope_rows_band's is none: it has a loop of unknown
     length inside.)
     """
-    from kernels import report
+    from tests import report
     shared = 99 if target == 80 else 227  # KB; 99 is what sm_86 and sm_89 have
     jobs = list(report.jobs(d, dtype))
     assert len(jobs) >= 5
@@ -390,7 +390,7 @@ def test_what_the_machine_code_says(dtype, target, d):
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 def test_a_tile_of_tra_is_short():
     """TRA's counting is a matrix product: with a scan these were 1163, 1131 and 1297."""
-    from kernels import report
+    from tests import report
     most, seen = dict(tra_forward=960, tra_rows=840, tra_columns=830), set()
     for name, fn, constants in report.jobs(64):
         if name in most:

@@ -97,13 +97,13 @@ class NoFloat64(TorchDispatchMode):
 @pytest.mark.parametrize("name", TASKS)
 def test_training_and_evaluation_need_no_float64_off_the_cpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: x.detach().as_subclass(OnCPU))
+    size = 17 if name == "selective_copy" else 16
     with NoFloat64():
         with pytest.raises(TypeError, match="does not have float64"):
             torch.ones(2).double()
         assert torch.ones(2).cpu().double().sum() == 2
         command(tmp_path, "train.py", "--model", "alibi", "--data", name, "--max_iters", 1,
-                "--no-evaluate", *TINY_FLAGS, "--block_size", 17 if name == "selective_copy" else 16,
-                "--out_dir", "run")
+                "--no-evaluate", *TINY_FLAGS, "--block_size", size, "--out_dir", "run")
         command(tmp_path, "eval.py", "run", "--sequences", 20, "--device", "cpu")
         task = data.max_retrieval.Task()
         x, y = map(torch.from_numpy, task.batch("train", 4, rng()))
