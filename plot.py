@@ -271,8 +271,11 @@ def lengths(args):
     if not any("strided" in row for row in every):
         del titles["strided"]
     fig, axes = figure(by_panel(groups, titles, text_points), "tokens", groups, sharey=False)
-    for ax in axes[:, :-1].flat:
-        perplexity_axis(ax)
+    for first, *others, _ in axes:
+        for ax in others:
+            ax.sharey(first)
+        first.autoscale(axis="y")
+        perplexity_axis(first)
     save(fig, args)
 
 
@@ -347,7 +350,7 @@ def errors(args):
         history = [(step, scores.get(split, {})) for step, scores in row["history"]]
         return {step: percent(scores[metric]) for step, scores in history if metric in scores}
     fig, axes = figure(by_panel(groups, titles, points), "step", dots=True)
-    plt.setp(axes, ylim=(-2, 102))
+    plt.setp(axes, ylim=(-2, None))
     axes[0, 0].set_ylabel(f"{spelled(metric)} (%)")
     save(fig, args, ".steps.png")
 
@@ -396,7 +399,7 @@ def scores(args):
         fig = dots(parts, low, by_panel(groups, titles, partial(points, bound="high")), words)
     else:
         fig, axes = figure(parts, "string length (tokens)", groups, dots=True)
-        plt.setp(axes, ylim=(-2, 102))
+        plt.setp(axes, ylim=(-2, None))
         axes[0, 0].set_ylabel(words)
     save(fig, args)
 
@@ -404,7 +407,7 @@ def scores(args):
 def dots(parts, low, high, words):
     """{split: {label: [{length: %}, a run each]}}, and their intervals -> a row for each label."""
     labels = list(next(iter(parts.values())))
-    fig, axes = panels(len(parts), 3.4, 0.3 * len(labels) + 1.4)
+    fig, axes = panels(len(parts), 3.4, 0.26 * len(labels) + 1.4)
     for ax, split in zip(axes[0], parts):
         for n, label in enumerate(labels):
             runs = list(zip(parts[split][label], low[split][label], high[split][label]))
