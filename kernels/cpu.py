@@ -49,7 +49,7 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     """
     Tq, Tk = q.size(2), k.size(2)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
-    full = {q.dtype, S.dtype, g.dtype} in ({torch.float32}, {torch.float64})
+    full = {x.dtype for x in (q, k, v, S, g)} in ({torch.float32}, {torch.float64})
     if not full or torch.is_autocast_enabled("cpu") or log_kernel:
         return None
     if Tq < Tk and (Tk <= LONG or Tq < FEW):

@@ -140,9 +140,9 @@ def every_kernel():
     rows = {}
     types = torch.bfloat16, torch.float32
     for dtype, target, d in itertools.product(types, (80, 90), (64, 128)):
-        for name, fn, constants in jobs(d, dtype):
+        for name, fn, settings in jobs(d, dtype):
             where = f"{SHORT[dtype]}, d {d}, sm_{target}"
-            rows[f"{name}, {where}"] = of(fn, constants, target, dtype)
+            rows[f"{name}, {where}"] = of(fn, settings, target, dtype)
     return rows
 
 

@@ -246,6 +246,38 @@ def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
     assert 0 < error(WAYS[plain.__name__]) <= most * error(plain)
 
 
+@pytest.mark.parametrize("case", [*FORKED, "cable_nw", "k_cable", "cope sep P=5"])
+def test_saved_tensors_may_come_back_in_another_layout_interpreted_too(case):
+    """A hook on saved tensors, as for offloading, may make them contiguous."""
+    module, _, args = example(case, Tq=70, Tk=70, B=1, H=2, d=16)
+    fast = WAYS[plain_function(module).__name__]
+    inputs = [x.float().to(DEVICE) for x in args if torch.is_tensor(x)]
+    inputs[:3] = [x.to(DEVICE) for x in (heads(1, 2, 70, 16) for _ in range(3))]
+
+    def f(*tensors):
+        tensors = iter(tensors)
+        return fast(*(next(tensors) if torch.is_tensor(x) else x for x in args))
+
+    def contiguous(x):
+        return x.clone(memory_format=torch.contiguous_format)
+    if f(*inputs) is None:
+        return  # the plain function runs
+    wanted = gradients(f, inputs, inputs[2])
+    with torch.autograd.graph.saved_tensors_hooks(contiguous, contiguous):
+        got = gradients(f, inputs, inputs[2])
+    for a, b in zip(got, wanted):
+        assert torch.equal(a, b)
+
+
+def test_values_of_another_dtype_are_left_to_the_plain_function_interpreted_too():
+    """Under autocast q and k may be float32 and v bfloat16."""
+    for case in FORKED:
+        module, _, (q, k, v, *rest) = example(case, Tq=20, Tk=20, B=1, H=1, d=16)
+        q, k, *rest = (x.float().to(DEVICE) if torch.is_tensor(x) else x for x in (q, k, *rest))
+        fast = WAYS[plain_function(module).__name__]
+        assert fast(q, k, v.bfloat16().to(DEVICE), *rest) is None
+
+
 @needs_triton
 def test_no_cuda_graph_of_an_operator_that_waits():
     for op in (torch.ops.nanope.cope_backward, torch.ops.nanope.tra_backward):
