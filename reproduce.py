@@ -16,7 +16,6 @@ import os
 import shlex
 import signal
 import sys
-from pathlib import Path
 
 import torch
 
@@ -24,7 +23,7 @@ import experiments
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser
 from common.names import nearest
-from experiments import jobs, matrix, pages, runs, search
+from experiments import figures, jobs, matrix, pages, runs, search
 
 
 def parse(argv):
@@ -148,8 +147,8 @@ def finish(args):
         return
     print(pages.markdown(result))
     out = os.path.relpath(ROOT / "results" / f"{args.entry}.{args.scale}")
-    if "panels" in result or "cells" in result:
-        return draw(result, Path(f"{out}.png"))
+    if figures.draw(result, f"{out}.png"):
+        return
     words = [os.path.relpath(runs.folder_of(args.entry, args.scale)), "--rows", *result["rows"]]
     if "columns" in entry:
         words += ["--metric", entry["columns"][0][2]]
@@ -164,18 +163,12 @@ def finish_added(args, todo):
     """The row that was added beside those that are there: a table and two figures, in out/."""
     result = runs.beside(runs.table(args.entry, args.scale), todo, args.add)
     path = runs.added_folder(args.entry, args.scale, args.add).with_suffix(".json")
+    if not result["runs"]:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
     print(f"{pages.markdown(result)}\n\nwrote {os.path.relpath(path)}")
-    draw(result, path.with_suffix(".png"))
-
-
-def draw(result, out):
-    """The figures of a random search, or of the matrix."""
-    from experiments import figures
-    if "panels" in result:
-        return figures.trials(result, out)
-    figures.matrix(result, out)
-    figures.reading(result, out.with_suffix(".reading.png"))
+    figures.draw(result, path.with_suffix(".png"))
 
 
 def main(argv=None):

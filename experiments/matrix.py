@@ -15,11 +15,13 @@ FALLS = 0.01  # nats; a run whose validation loss fell by more in its last fifth
 
 
 # -----------------------------------------------------------------------------
-# how a cell's number is read from eval.py's row of a run; None where that length was not reached
+# how a cell's number is read from eval.py's row of a run: None where that length was not reached,
+# NaN where it was and the number is not finite, which JSON does not know
 
-def perplexity(run, times):
+def perplexity(run, times, measure="perplexity"):
     """In windows of so many times the training length."""
-    return run["perplexity"].get(str(times * run["block_size"]))
+    value = run[measure].get(str(times * run["block_size"]), "not reached")
+    return math.nan if value is None else None if value == "not reached" else value
 
 
 def reading(run, times):
@@ -27,7 +29,7 @@ def reading(run, times):
     Strided perplexity in windows of so many times the training length, divided by that in windows
     of the training length: less than 1 is what farther context is worth, more what it costs.
     """
-    near, far = (run["strided"].get(str(n * run["block_size"])) for n in (1, times))
+    near, far = (perplexity(run, n, "strided") for n in (1, times))
     return far / near if near and far else None
 
 
@@ -174,8 +176,6 @@ def cell(name, seeds):
         return dict(reason="not run")
     if None in values:
         return dict(reason="not finite" if any("not_finite" in run for run in seeds) else "ends")
-    if not all(map(math.isfinite, values)):
-        return dict(reason="not finite")
     falls = max(run["fell"] or 0 for run in seeds) > FALLS
     said = dict(value=statistics.mean(values), unfinished=falls)
     return said | (dict(spread=statistics.stdev(values)) if len(values) > 1 else {})

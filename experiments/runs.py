@@ -40,11 +40,11 @@ def table(name, scale):
     about |= dict(entry=name, title=entry["title"], paper=published)
     if "published_at" in part:
         about["paper_lengths"] = part["published_at"]
-    paths = sorted(folder_of(name, scale).rglob("*.json"))
     if "panels" in part:
-        return about | panels(entry, part, paths)
+        return about | panels(entry, part, folder_of(name, scale))
     rows, tasks, runs = list(part["rows"]), list(part.get("tasks", ())), []
-    for run in map(read_run, paths):
+    for path in sorted(folder_of(name, scale).rglob("*.json")):
+        run = read(path, run_of)
         if run and run["label"] in rows:
             runs.append(run)
     runs.sort(key=lambda run: (rows.index(run["label"]),
@@ -52,55 +52,52 @@ def table(name, scale):
     for run in reversed(runs):
         about |= {key: run[key] for key in (*MEASURED, "environment") if key in run}
     if "lengths" in about:
-        about["lengths"] = sorted({n for run in runs for n in run["lengths"]})
+        about["lengths"] = sorted({n for run in runs for n in run.get("lengths", ())})
     about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs)
     if tasks:
         about |= matrix.cells_of(entry["columns"], runs)
     return about
 
 
-def damaged(path):
-    print(f"warning: {path} is damaged: left out. Remove it, and it is made anew", file=sys.stderr)
-
-
-def read_run(path):
-    """
-    The one row of a run's file, with what the file says of the evaluation. A damaged file is named,
-    and None.
-    """
+def read(path, check):
+    """check(a run's JSON), or None where it is damaged, which is said."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        run, = result["runs"]
-        about = {key: result[key] for key in (*MEASURED, "command") if key in result}
-        return about | run | dict(label=run["label"], seed=run["seed"])
+        return check(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError):
-        return damaged(path)
+        print(f"warning: {path} is damaged and left out. Remove it, and it is made anew",
+              file=sys.stderr)
 
 
-def panels(entry, part, paths):
+def run_of(result):
+    """The one row of a run's file, with what the file says of the evaluation."""
+    run, = result["runs"]
+    about = {key: result[key] for key in (*MEASURED, "command") if key in result}
+    return about | run | dict(label=run["label"], seed=run["seed"])
+
+
+def panel_of(result):
+    return result | dict(schemes=dict(result["schemes"]))
+
+
+def panels(entry, part, folder):
     """A random search's panels that are there, with their schemes in the order of the entry."""
-    files, shown = {}, []
-    for path in paths:
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            files[path.stem] = result
-            if "schemes" in result:
-                result["schemes"] = {s: result["schemes"][s] for s in entry["schemes"]}
-        except (ValueError, KeyError, TypeError):
-            damaged(path)
-    theorem = files.pop("theorem", None)
+    shown, about = [], {}
     for name in part["panels"]:
-        if slug(name) in files:
-            shown.append(files[slug(name)])
-    about = dict(panels=shown)
-    if shown:
-        about |= {key: shown[0][key] for key in ("steps", "sequences", "environment")}
-    return about | (dict(theorem=theorem) if theorem else {})
+        path = folder / f"{slug(name)}.json"
+        panel = read(path, panel_of) if path.exists() else None
+        if panel:
+            schemes = {s: panel["schemes"][s] for s in entry["schemes"] if s in panel["schemes"]}
+            shown.append(panel | dict(schemes=schemes))
+            about = {key: panel[key] for key in ("steps", "sequences", "environment")}
+    if (folder / "theorem.json").exists():
+        about["theorem"] = read(folder / "theorem.json", dict)
+    return about | dict(panels=shown)
 
 
 def beside(result, jobs, name):
     """A matrix with the row that was added, of its tasks alone."""
-    mine = [run for run in (read_run(job.path) for job in jobs if job.done) if run]
+    mine = [read(job.path, run_of) for job in jobs if job.done]
+    mine = [run for run in mine if run]
     texts = {run["task"]: run["data"].get("sha256") for run in mine}
     tasks, runs = {job.task for job in jobs}, []
     for run in result["runs"]:

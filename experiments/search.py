@@ -33,7 +33,7 @@ from common.names import find_task, nearest, pick
 from data import auc, binned, tvd
 from experiments import find
 from experiments.minimal import MaxRetrieval, MinimalTransformer, hard_coded
-from experiments.runs import slug
+from experiments.runs import panel_of, read, slug
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
 
@@ -289,9 +289,11 @@ def planned(name, scale, folder):
     panels = []
     for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
         path = folder / f"{slug(panel)}.json"
-        there = path.exists() and (panel == "theorem" or entry["schemes"] == tuple(
-            scheme for scheme in entry["schemes"] if scheme in read_json(path)["schemes"]))
-        panels.append(Panel(name, scale, panel, path, there))
+        done = path.exists()
+        if done and panel != "theorem":
+            there = read(path, panel_of)  # a damaged one is left as it is
+            done = there is None or set(entry["schemes"]) <= there["schemes"].keys()
+        panels.append(Panel(name, scale, panel, path, done))
     return panels
 
 

@@ -5,20 +5,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from experiments import minimal
+from experiments import minimal, search
 from tests.helpers import close
 
 
 def gaps(model, n, lengths, sets=20):
     """
-    -> {length: (gap of the last token, least and largest gap of the others, TVD)}: how far present
+    -> {length: [gap of the last token, least and largest gap of the others, TVD]}: how far present
     tokens are below absent ones.
     """
     draws = (torch.Generator().manual_seed(i) for i in range(sets))
     tokens = torch.stack([torch.randperm(n, generator=g) for g in draws])
     with torch.no_grad():
         logits = model(tokens[:, :n - 1])
-    found = {}
+    numbers = {}
     for length in lengths:
         here = logits[:, length - 1].gather(1, tokens)  # present tokens first
         absent = here[:, length:]
@@ -27,8 +27,9 @@ def gaps(model, n, lengths, sets=20):
         target = torch.cat((torch.zeros(length), torch.ones(n - length) / (n - length)))
         last, others = below[:, -1], below[:, :-1]
         distance = (here.softmax(-1) - target).abs().sum(1).mean() / 2
-        found[length] = last.min().item(), others.min().item(), others.max().item(), distance.item()
-    return found
+        ends = last.min(), others.min(), others.max(), distance
+        numbers[length] = [y.item() for y in ends]
+    return numbers
 
 
 @pytest.mark.parametrize("n", [4, 10, 64])
@@ -47,16 +48,16 @@ def test_the_hard_coded_model_has_the_theorems_gaps(n):
 
 
 def test_theorem_entry_has_the_specs_numbers():
-    found = minimal.theorem()["models"]
+    numbers = search.theorem()["models"]
     wanted = dict(none=((10, 2.50, 0.62, 0.32), (0.010, 0.341, 0.978)),
                   output=((10, 5.26, 3.48, 14.03), (0.001, 0.029, 0.0)))
     for norm, (precision, tvd) in wanted.items():
-        m = found[norm]
+        m = numbers[norm]
         assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(precision)
         assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvd)
         assert m["formula"] == pytest.approx(m["precision"], abs=1e-6 if norm == "none" else 1e-3)
     for norm, at_32 in (("post", 0.96), ("pre_final", 2.64)):  # the controls, by their own formulas
-        m = found[norm]
+        m = numbers[norm]
         assert m["formula"] == pytest.approx(m["precision"], abs=1e-6)
         assert m["precision"][0] == pytest.approx(10)
         assert m["precision"][30] == pytest.approx(at_32, abs=0.01)
@@ -83,15 +84,15 @@ def test_theorem_4_2():
 
         def forward(idx, B=B, free=free):
             return B[idx] + free.attend(free.E[idx])
-        found = gaps(forward, n, range(2, n))
-        for length, (last, low, high, _) in found.items():
+        numbers = gaps(forward, n, range(2, n))
+        for length, (last, low, high, _) in numbers.items():
             assert last == pytest.approx(b + 3 / length, abs=1e-9)
             assert (low, high) == pytest.approx((3 / length, 3 / length), abs=1e-9)
-        C = min(found[2][:2])
-        least = {length: min(last, low) for length, (last, low, *_) in found.items()}
+        C = min(numbers[2][:2])
+        least = {length: min(last, low) for length, (last, low, *_) in numbers.items()}
         assert all(y >= 2 * C / length - 1e-9 for length, y in least.items()) == (b >= 0)
         if b < 0:
-            assert abs(found[6][0]) < 1e-9  # the gap is gone
+            assert abs(numbers[6][0]) < 1e-9  # the gap is gone
 
 
 @pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])
