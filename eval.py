@@ -110,9 +110,11 @@ def where_to_write(args, runs):
         name += ".strided" if args.strided else ""
         for length in args.lengths or ():
             name += f".{length}"
-        for flag in ("split", "data", *UNITS):
-            if getattr(args, flag):
-                name += f".{flag}-{Path(str(getattr(args, flag))).name}"
+        usual = vars(parse([]))
+        for flag in ("split", "data", *UNITS, "seed"):
+            value = getattr(args, flag)
+            if value != usual[flag]:
+                name += f".{flag}-{Path(str(value)).name}"
     return folder / name
 
 
