@@ -67,8 +67,8 @@ class Task(tasks.Task):
         folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size, self.source = VOCABULARY[self.tokenizer], self.meta["sha256"]
         self.need(2, SPLITS)
-        self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r")
-                        for split in SPLITS}
+        self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r", shape=n)
+                        for split, n in self.meta["tokens"].items()}
         self.afterwards = ("eval.py",), ("sample.py", "--max_new_tokens", 2 * self.block_size)
 
     def need(self, tokens, splits):
@@ -106,8 +106,6 @@ class Task(tasks.Task):
 
     def score(self, logits, x, y):
         return {}
-
-    # ---- evaluation: perplexity at every window length
 
     def evaluate(self, runs, options):
         """
