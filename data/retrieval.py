@@ -492,8 +492,7 @@ def search_files(run, files, prompt, device, context, bm25):
     likeness = vectors(windows) @ vectors([query])[0]
     score = best_window(likeness[None], of, len(ids))[0]
     if bm25:
-        lexical = bm25_scores([words], map(words_of, files.values()))
-        score = (reciprocal_rank(score[None]) + reciprocal_rank(lexical))[0]
+        score = with_bm25(score, words, files.values())
     for n in (-score).argsort(kind="stable")[:FILES]:
         where = f"{score[n]:.3f}  {names[n]}"
         lines = files[names[n]].split("\n")
@@ -502,6 +501,12 @@ def search_files(run, files, prompt, device, context, bm25):
         for line in places:
             print(f"{where}:{line + 1}  {snippet(lines[line], words)}")
             where = " " * len(where)
+
+
+def with_bm25(score, words, texts):
+    """Scores (N,) of texts -> their reciprocal ranks, BM25's added where a text has a word."""
+    lexical = bm25_scores([words], map(words_of, texts))
+    return (reciprocal_rank(score[None]) + reciprocal_rank(lexical) * (lexical > 0))[0]
 
 
 def windows_in_lines(lines, ids, encoding, T):
@@ -515,15 +520,14 @@ def windows_in_lines(lines, ids, encoding, T):
 
 
 def lines_of(windows, likeness, lines, words, bm25):
-    """Of the best windows the line with most of the words, the first of these -> line numbers."""
-    score = likeness
+    """Of the best windows the line with most of the words, else the longest -> line numbers."""
     if bm25:
-        texts = [words_of(" ".join(lines[n] for n in window)) for window in windows]
-        score = (reciprocal_rank(score[None]) + reciprocal_rank(bm25_scores([words], texts)))[0]
+        texts = [" ".join(lines[n] for n in window) for window in windows]
+        likeness = with_bm25(likeness, words, texts)
     places = []
-    for k in (-score).argsort(kind="stable"):
+    for k in (-likeness).argsort(kind="stable"):
         line = max(windows[k], key=lambda n: (len({*words} & {*words_of(lines[n])}),
-                                              bool(lines[n].strip())))
+                                              len(lines[n].strip())))
         if line not in places:
             places.append(line)
     return places[:EACH]
