@@ -246,7 +246,7 @@ def save(fig, args, ending=".png"):
     """As --out, or beside what was read."""
     first = Path(args.paths[0])
     if (first / "log.jsonl").exists():
-        first, ending = first / args.kind, ".png"
+        first, ending = first / args.figure, ".png"
     write_figure(fig, args.out or f"{str(first).removesuffix('.json')}{ending}")
 
 
@@ -478,7 +478,7 @@ def attention(args):
 
 def main(argv=None):
     parser = Parser(description=__doc__)
-    commands = parser.add_subparsers(dest="kind", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
     for function in (lengths, scores, positions, ndcg, curves, errors, attention):
         p = commands.add_parser(function.__name__, description=function.__doc__)
         p.set_defaults(draw=function)

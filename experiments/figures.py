@@ -127,17 +127,17 @@ def matrix(result, out):
 def shares_of(column_cells, column):
     """How good each number of a column is, from 0, its worst, to 1; NaN where there is none."""
     values = np.array([cell.get("value") for cell in column_cells], float)
-    known = np.isfinite(values)
-    if not known.any():
+    finite = np.isfinite(values)
+    if not finite.any():
         return values
     if column["logarithmic"]:
         values = np.log(np.maximum(values, 1e-9))
     if column["better"] == "less":
         values = -values
-    if known.sum() == 1:  # neither the best nor the worst
-        return np.where(known, 0.5, np.nan)
-    high = values[known].max()
-    low = min(high - column["least"], values[known].min())  # 99 is not the worst beside 99.5
+    if finite.sum() == 1:  # neither the best nor the worst
+        return np.where(finite, 0.5, np.nan)
+    high = values[finite].max()
+    low = min(high - column["least"], values[finite].min())  # 99 is not the worst beside 99.5
     return (values - low) / (high - low)
 
 
@@ -241,12 +241,12 @@ def trials(result, out):
 
 def swarms(ax, panel, metric, colors):
     """Every trial a dot, left with its last weights, right with their averages; NaN is left out."""
-    every = [trial[metric] for found in panel["schemes"].values() for trial in found["trials"]]
-    kinds = [weights for weights in MARKERS if all(weights in scores for scores in every)]
-    room = 0.8 / len(kinds)
+    every = [trial[metric] for scheme in panel["schemes"].values() for trial in scheme["trials"]]
+    columns = [weights for weights in MARKERS if all(weights in scores for scores in every)]
+    room = 0.8 / len(columns)
     for (n, scheme), (place, weights) in itertools.product(enumerate(panel["schemes"]),
-                                                           enumerate(kinds)):
-        x = n + room * (place - (len(kinds) - 1) / 2)
+                                                           enumerate(columns)):
+        x = n + room * (place - (len(columns) - 1) / 2)
         ys = [trial[metric][weights]["test"] for trial in panel["schemes"][scheme]["trials"]]
         ys = np.array([y for y in ys if y is not None])
         jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
@@ -261,7 +261,7 @@ def swarms(ax, panel, metric, colors):
     where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
     ax.set_title(f"{panel['name']}\nat {where}")
     ax.scatter([], [], color="gray", s=12, label="a trial")
-    for weights in kinds[1:]:
+    for weights in columns[1:]:
         ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, marker=MARKERS[weights],
                    label=f"with its average ({weights.upper()})")
 
@@ -275,8 +275,8 @@ def by_length(ax, panel, metric, colors):
     else:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_xlabel("length (symbols)")
-    for n, (scheme, found) in enumerate(panel["schemes"].items()):
-        scores = [trial[metric]["raw"] for trial in found["trials"]]
+    for n, (scheme, search) in enumerate(panel["schemes"].items()):
+        scores = [trial[metric]["raw"] for trial in search["trials"]]
         scores = [score for score in scores if None not in score.values()]
         if scores:
             best = (min if metric == "tvd" else max)(scores, key=lambda score: score["validation"])
@@ -290,11 +290,11 @@ def by_length(ax, panel, metric, colors):
 
 def theorem(result, out):
     """Precision by length, relative to length 2, and TVD: hard-coded and trained models."""
-    found, panel = result["theorem"], result["panels"][0]
+    hard_coded, panel = result["theorem"], result["panels"][0]
     fig, axes = plot.panels(2, 5.2, 4, sharey=False)
     left, right = axes[0]
-    T = found["lengths"]
-    for (norm, model), color in zip(found["models"].items(), plt.cm.tab10.colors):
+    T = hard_coded["lengths"]
+    for (norm, model), color in zip(hard_coded["models"].items(), plt.cm.tab10.colors):
         formula = np.array(model["formula"]) / model["formula"][0]
         left.plot(T, formula, color=color, lw=2.4, label=f"{norm}: formula")
         measured = np.array(model["precision"]) / model["precision"][0]

@@ -1,0 +1,124 @@
+"""experiments/figures.py, and every figure of results/."""
+import pytest
+
+import experiments
+import plot
+from experiments import figures, runs
+from tests.test_plot import labels_of, lines_of, score_row, without_files
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    yield without_files(monkeypatch)
+    plot.plt.close("all")
+
+
+def column(task, better="more", form=".1f", logarithmic=False, least=10):
+    return dict(task=task, better=better, form=form, logarithmic=logarithmic, least=least)
+
+
+COLUMNS = {
+    "a: less": column("a", "less", ".2f", True, 0.1),
+    "a: more": column("a"),
+    "a: near": column("a"),
+    "b: lone": column("b"),
+}
+
+
+def numbers(less, more, near, unfinished=False):
+    return {
+        "a: less": dict(value=less, unfinished=unfinished),
+        "a: more": dict(value=more, unfinished=unfinished),
+        "a: near": dict(value=near, unfinished=False),
+        "b: lone": dict(reason="not run"),
+    }
+
+
+def test_the_heat_map_has_the_cells_of_the_table(drawn):
+    rows = dict(one=numbers(4.0, 100.0, 95.0), two=numbers(8.0, 50.0, 99.0, True),
+                mine=numbers(2.0, 0.0, 100.0))
+    rows["three"] = numbers(0.0, 12345.6, 100.0) | {"a: less": dict(reason="diverged")}
+    rows["three"]["b: lone"] = dict(value=7.0, unfinished=False, spread=0.25)
+    assert figures.draw(dict(columns=COLUMNS, cells=rows, added="mine", runs=[]), "x.png")
+    ax, texts = drawn[0].axes[0], {}
+    for text in ax.texts:
+        x, y = text.get_position()
+        texts[x - 0.5, y - 0.5] = text.get_text()
+    want = {
+        (0, 0): "4.00", (0, 1): "8.00", (0, 2): "2.00", (0, 3): "diverged",
+        (1, 0): "100", (1, 1): "50", (1, 2): "0", (1, 3): "12,346",
+        (3, 3): "7\n± 0.2",
+    }
+    assert want.items() <= texts.items() and {"a", "b"} < set(texts.values())
+    shares = ax.collections[0].get_array()
+    assert shares[2, 0] == shares[3, 1] == shares[2, 2] == 1
+    assert shares[1, 0] == shares[2, 1] == 0
+    # by the logarithm 4 is halfway from 8 to 2; so is 95 from 90 to 100, and what stands alone
+    assert shares[0, 0] == shares[0, 2] == shares[3, 3] == pytest.approx(0.5)
+    hatched = {(p.get_x(), int(p.get_y())) for p in ax.patches if p.get_hatch()}
+    assert hatched == {(0, 1), (1, 1)}
+    labels = [label for label in ax.get_yticklabels() if label.get_weight() == "bold"]
+    assert [label.get_text() for label in labels] == ["mine"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["less ↓", "more", "near", "lone"]
+
+
+def test_surviving_beside_reading(drawn):
+    """Two seeds are a mean; what has fewer than 30 questions, or another text, is left out."""
+    rows, config = [], dict(block_size=16)
+    for label, ratio, rate in (("one", 0.75, 0.5), ("two", 4.0, 0.0), ("two", 2.0, 1.0)):
+        rows.append(dict(label=label, config=config, strided={"16": 2.0, "32": 2.0 * ratio}))
+        far = {"1": [30, rate], "2": [29, 0.9]}
+        rows.append(dict(label=label, config=config,
+                         by_distance={"16": {"iid": {"1": [9, 0.7]}}, "128": {"iid": far}}))
+    rows.append(dict(label="other", reason="another text", strided={"16": 1.0, "32": 1.0}))
+    rows.append(dict(label="ends", config=config, by_distance={"16": {"iid": {"1": [99, 0.5]}}}))
+    figures.reading(dict(runs=rows, added="two"), "x.png")
+    left, right = map(lines_of, drawn[0].axes)
+    assert left == dict(one=[(16, 1), (32, 0.75)], two=[(16, 1), (32, 3)])
+    assert right["one"] == right["two"] == [(1, 50)]
+    assert right["ends (strings of 16)"] == [(1, 50)]
+    widths = {line.get_label(): line.get_linewidth() for line in drawn[0].axes[0].lines}
+    assert widths["two"] > widths["one"]
+
+
+def test_a_table_of_many_rows_becomes_a_grid(drawn):
+    """Every number is in its cell, the mean over seeds; a length that a row has not is empty."""
+    rows = [score_row(f"m{n}", n / 100, n / 50) for n in range(10)]
+    rows += [score_row("m3", 0.13, 0.16, seed=2), score_row("ends", 0.5)]
+    labels = [f"m{n}" for n in range(10)] + ["ends"]
+    result = dict(rows=labels, runs=rows, columns=[("iid", "iid", "exact_match")])
+    assert figures.draw(result, "x.png") and not figures.draw(result | dict(rows=["a"]), "x.png")
+    ax, = drawn[0].axes
+    texts = {tuple(t.get_position()): t.get_text() for t in ax.texts}
+    want = {(x + 0.5, y + 0.5): f"{(x + 1) * y}" for x in (0, 1) for y in range(10)}
+    want |= {(0.5, 3.5): "8", (1.5, 3.5): "11", (0.5, 10.5): "50", (1.5, 10.5): "-"}
+    assert texts == want
+    assert [t.get_text() for t in ax.get_yticklabels()] == labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(experiments.entries()))
+def test_every_table_is_drawn_with_a_whole_legend(name, drawn):
+    """Every row has its line or its tick."""
+    result = {}
+    if "cpu" in experiments.entries()[name]:
+        result = runs.table(name, "cpu")
+    if not (result.get("runs") or result.get("panels")):
+        pytest.skip("nothing there")
+    if not figures.draw(result, "x.png"):
+        row = result["runs"][0]
+        key = next(key for key in ("search", "scores", "perplexity") if key in row)
+        figure = dict(search="ndcg", scores="scores", perplexity="lengths")[key]
+        figure = "curves" if "losses" in result else figure
+        plot.main([figure, str(runs.folder_of(name, "cpu"))])
+    for fig in drawn:
+        fig.draw_without_rendering()
+    words = []
+    for fig in drawn:
+        words += labels_of(fig)
+        for ax in fig.axes:
+            words += [tick.get_text() for tick in ax.get_yticklabels()]
+    labels = list(result.get("rows", ()))
+    for panel in result.get("panels", ()):
+        labels += panel["schemes"]
+    assert all(label in " ".join(words) for label in labels)
