@@ -13,6 +13,7 @@ Text streams to stdout as it comes; the speed goes to stderr.
 import codecs
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,9 +28,6 @@ from data.text import encode
 
 AHEAD = 2**14  # tokens that a cache has room for at once; it grows
 
-
-# -----------------------------------------------------------------------------
-# text
 
 @torch.no_grad()
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vocab_size=None):
@@ -106,10 +104,11 @@ def write(model, idx, prompt, encoding, args):
 def parse(argv):
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("checkpoint", nargs="?", help="run folder or checkpoint file; default: the newest run on "
-                                      "text under out/, with --data the newest that can search")
-    add("--prompt", help="text to continue; default: the beginning of a document")
-    add("--prompt_file", help="the same from a file")
+    add("checkpoint", nargs="?", help="run folder or checkpoint file; default: the newest on text "
+                                      "under out/, with --data the newest that can search")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", help="text to continue; default: the beginning of a document")
+    prompt.add_argument("--prompt_file", help="the same from a file")
     add("--max_new_tokens", type=int, default=500, help="tokens to write (default: 500)")
     add("--num_samples", type=int, default=1, help="texts to write (default: 1)")
     add("--temperature", type=float, default=0.8,
@@ -136,13 +135,9 @@ def parse(argv):
 
 def read_prompt(args):
     """The prompt as bytes; None to begin a new document."""
-    if args.prompt is not None and args.prompt_file is not None:
-        fail("give --prompt or --prompt_file, not both")
     if args.prompt_file is not None:
         return Path(args.prompt_file).read_bytes()
-    if args.prompt is not None:
-        return args.prompt.encode("utf-8", "surrogateescape")
-    return None
+    return None if args.prompt is None else args.prompt.encode("utf-8", "surrogateescape")
 
 
 def newest_run(what):
@@ -151,9 +146,7 @@ def newest_run(what):
         config = load_checkpoint(path)["config"]
         if getattr(find_task(config["data"], gone=True), what):
             return path
-    if what == "search":
-        fail("no run in out/ can search yet; see README.md")
-    fail("no run on text in out/ yet; make one with: python train.py --model cable")
+    fail("no such run in out/ yet; one on text is made by: python train.py --model cable")
 
 
 def main(argv=None):
@@ -174,23 +167,22 @@ def main(argv=None):
     if prompt == b"":
         fail("the prompt is empty; leave it out to begin a new document")
     encoding = task.encoding(run.config)
-    ids = [encoding.eot_token]
-    if prompt is not None:
-        ids = encode(encoding, [prompt])[0].tolist()[1:]
-    print(f"{run.path}: {run.config['model']} trained on windows of {run.config['block_size']} "
-          f"tokens for {run.checkpoint['iter']} iters; {where}; prompt of {len(ids):,} tokens",
-          file=sys.stderr, flush=True)
+    ids = encode(encoding, [prompt or b""])[0].tolist()
+    ids = ids[1:] or ids  # after an end-of-text token, or that token alone
+    T, say = run.config["block_size"], partial(print, file=sys.stderr, flush=True)
+    say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "
+        f"{run.checkpoint['iter']} iters; {where}; prompt of {len(ids):,} tokens")
 
     for i in range(args.num_samples):
         if args.num_samples > 1:
-            print(f"--- sample {i + 1} of {args.num_samples} ---", file=sys.stderr, flush=True)
+            say(f"--- sample {i + 1} of {args.num_samples} ---")
         torch.manual_seed(args.seed + i)
         idx = torch.tensor([ids], device=device)
         with context:
             n, speed = write(run.model, idx, prompt, encoding, args)
         end = len(ids) + n
-        print(f"--- {n:,} tokens, up to position {end:,} ({end / run.config['block_size']:.1f} x "
-              f"the training length){speed}", file=sys.stderr, flush=True)
+        say(f"--- {n:,} tokens, up to position {end:,} ({end / T:.1f} x the training length)"
+            f"{speed}")
 
 
 if __name__ == "__main__":

@@ -140,9 +140,12 @@ class Task:
     def score(self, logits, x, y):
         """
         logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): in each sequence, how
-        many trials went well, out of how many. Here a trial is a scored position. {} where a loss
-        is all there is to say of a batch.
+        many trials went well, out of how many. Here a trial is a scored position, or where the
+        target is known the total variation distance from it at a prefix. {} where a loss says all.
         """
+        if self.target:
+            distance = tvd(logits, self.target(x))
+            return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
         scored = y != -1
         right = (logits.argmax(-1) == y) & scored
         return dict(accuracy=(right.sum(1), scored.sum(1)))

@@ -97,11 +97,6 @@ class Task(data.Task):
         close = torch.where(depth == self.m, 1.0, 0.5) * (depth > 0)
         return p + close[..., None] * F.one_hot(OPEN + self.k + top, self.vocab_size)
 
-    def score(self, logits, x, y):
-        """Total variation distance, mean over the prefixes."""
-        distance = data.tvd(logits, self.target(x))
-        return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
-
     def contrast(self, logits, x):
         """The end's logit, and whether the string may end there: every bracket is closed."""
         depth, _ = self.states(x)

@@ -412,19 +412,17 @@ def show_row(row, lengths):
     def line(name, cells):
         print(f"{name:<16}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
 
-    def line_of(name, by_length, metric):
-        cells = []
-        for L in lengths:
-            score = by_length[L][metric] if L in by_length else None
-            half = 50 * (score["high"] - score["low"]) if score else 0
-            cells.append(f"{100 * score['value']:.1f} ± {half:.1f}" if score else "-")
-        line(name, cells)
+    def cell(score):
+        if not score:
+            return "-"
+        return f"{100 * score['value']:.1f} ± {50 * (score['high'] - score['low']):.1f}"
     print(f"\n{row['name']}")
     line("tokens", [f"{L:,}" for L in lengths])
-    for reading, by_length in row["search"].items():
-        line_of(reading, by_length, "ndcg@10")
-    for metric in ("recall@1", "recall@10"):
-        line_of(f"whole, {metric}", row["search"]["whole"], metric)
+    lines = [(reading, reading, "ndcg@10") for reading in row["search"]]
+    lines += [(f"whole, {metric}", "whole", metric) for metric in ("recall@1", "recall@10")]
+    for name, reading, metric in lines:
+        scores = row["search"][reading]
+        line(name, [cell(scores.get(L, {}).get(metric)) for L in lengths])
     far = row["by_answer_at"]
     if far:
         print(f"nDCG@10 by where the answer begins, documents of {far['length']:,} tokens; first: "
@@ -740,32 +738,29 @@ SAMPLES, HELD_OUT = 1_250_000, 1000
 
 def msmarco():
     """{split: passages and queries} of the Hugging Face hub. Raises ValueError where it fails."""
-    splits = dict(train=([], [], []), val=([], [], None), test=([], [], None))
-    numbers = {split: {} for split in splits}
+    passages = {split: {} for split in corpora.SPLITS}  # the same one once, and its number
+    asked, negatives = {split: [] for split in corpora.SPLITS}, []
 
     def number(split, passage):
-        """The same passage once."""
-        if passage not in numbers[split]:
-            numbers[split][passage] = len(numbers[split])
-            splits[split][0].append(passage)
-        return numbers[split][passage]
+        return passages[split].setdefault(passage, len(passages[split]))
+
+    def add(split, query, passage):  # where in the passage the answer is, nobody says
+        asked[split].append((query, number(split, passage), (0, 0)))
 
     def long(name):
         return corpora.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
 
     for row in long("corpus"):
         number("test", row["text"])
-    for row in long("test"):  # where in its document the answer is, nobody says
-        passage = row["positive_passages"][0]["text"]
-        splits["test"][1].append((row["query"], number("test", passage), (0, 0)))
+    for row in long("test"):
+        add("test", row["query"], row["positive_passages"][0]["text"])
     rows, held_out = corpora.hub(MSMARCO, "triplet-hard", split="train"), set()
     for row in islice(rows, HELD_OUT + SAMPLES):
-        split = "train" if len(splits["val"][1]) == HELD_OUT else "val"
-        if split == "val":
+        if len(asked["val"]) < HELD_OUT:
             held_out.add(row["query"])
-        elif row["query"] in held_out:
-            continue
-        splits[split][1].append((row["query"], number(split, row["positive"]), (0, 0)))
-        if split == "train":
-            splits[split][2].append(number(split, row["negative"]))
-    return splits
+            add("val", row["query"], row["positive"])
+        elif row["query"] not in held_out:
+            add("train", row["query"], row["positive"])
+            negatives.append(number("train", row["negative"]))
+    return {split: (list(passages[split]), asked[split], negatives if split == "train" else None)
+            for split in corpora.SPLITS}

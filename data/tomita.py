@@ -120,11 +120,6 @@ class Task(data.Task):
         end = self.end * accepts
         return torch.cat((torch.zeros_like(end), end, p * (1 - end)), -1)
 
-    def score(self, logits, x, y):
-        """Total variation distance, mean over the prefixes."""
-        distance = data.tvd(logits, self.target(x))
-        return dict(tvd=(distance.sum(1), torch.ones_like(distance).sum(1)))
-
     def contrast(self, logits, x):
         """The logit of the symbol that may be illegal (3: 1, 7: 0), and whether it is legal."""
         symbol = MAY_BE_ILLEGAL[self.language]
