@@ -39,17 +39,18 @@ def block(name):
     stem, _, scale = name.rpartition(".")
     if scale != "paper":
         stem, scale = name, "cpu"
-    if stem == "lm_papers":
-        return f"\n{tables.papers_table(table('lm', scale))}\n\n"
-    if stem in entries():
-        result = table(stem, scale)
+    entry = stem.removesuffix("_papers")
+    if entry in entries():
+        result, command = table(entry, scale), command_of(entry, scale)
         if not (result.get("runs") or result.get("panels")):
-            return f"\nNot run yet: `python reproduce.py {stem} --scale {scale}`\n\n"
-        return f"\n{marked(stem, scale, result)}\n\n{small(result, command_of(stem, scale))}\n\n"
-    results = [read_json(ROOT / "results" / f"{file}.json") for file in SEVERAL.get(name, [name])]
-    text = "\n\n".join(map(markdown, results))
-    command = re.sub(r"(out/\w+/)\S+( \1\S+)+", r"\1*", results[0]["command"])
-    return f"\n{text}\n\n{small(results[0], f'`{command}`')}\n\n"
+            return f"\nNot run yet: {command}\n\n"
+        text = tables.papers_table(result) if stem != entry else marked(stem, scale, result)
+    else:
+        files = [ROOT / "results" / f"{file}.json" for file in SEVERAL.get(name, [name])]
+        results = list(map(read_json, files))
+        result, text = results[0], "\n\n".join(map(markdown, results))
+        command = re.sub(r"(out/\w+/)\S+( \1\S+)+", r"\1*", f"`{result['command']}`")
+    return f"\n{text}\n\n{small(result, command)}\n\n"
 
 
 def markdown(result):
@@ -123,6 +124,8 @@ def small(result, command):
     seconds = sum(run.get("train_seconds", run.get("seconds", 0)) for run in runs)
     if seconds:
         parts.append(f"{seconds / 60:,.0f} minutes of training")
+    if runs and "train_command" in runs[0]:
+        parts.append(f"the first run is `{runs[0]['train_command']}`")
     compiled = [run for run in runs if "--compile on" in run.get("train_command", "")]
     if compiled:
         rows = ", ".join(dict.fromkeys(run["label"] for run in compiled))
@@ -132,12 +135,11 @@ def small(result, command):
 
 def machines(environments):
     """On which machines and by which commits something was measured."""
-    said = []
-    for key, word in (("cpu", ""), ("threads", "threads "), ("torch", "torch "),
-                      ("python", "Python "), ("commit", "commit ")):
-        values = [str(e["gpu"] or e["cpu"]) if key == "cpu" else str(e[key]) for e in environments]
-        said.append(word + " / ".join(sorted(set(values))))
-    return ", ".join(said)
+    def all_of(key):
+        return ", ".join(sorted({str(e[key]) for e in environments}))
+    processors = " and ".join(sorted({e["gpu"] or e["cpu"] for e in environments}))
+    return (f"{processors}, threads: {all_of('threads')}, torch {all_of('torch')}, "
+            f"Python {all_of('python')}, commits {all_of('commit')}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def grouped(runs):
     """{row: its runs}, in the order they come."""
     groups = {}
     for run in runs:
-        groups.setdefault(run.get("label", run["model"]), []).append(run)
+        groups.setdefault(run["label"] if "label" in run else run["model"], []).append(run)
     return groups
 
 
@@ -163,7 +163,7 @@ def losses_table(result):
             means = []
             for run in runs:
                 part = [y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
-                means.append(statistics.mean(part))
+                means += [statistics.mean(part)] if part else []
             cells.append(spread(means, ".3f"))
         cells.append(spread([run["val_loss"][-1][1] for run in runs], ".3f"))
         rows.append([label, len(runs), *cells])

@@ -2,86 +2,120 @@
 import json
 import re
 import shlex
+from collections import Counter
 
 import experiments
-import runs
-from experiments import tables
+from experiments import by_task, find, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
-
-def test_the_page_of_results_is_written_from_the_json():
-    assert tables.page() == (ROOT / "results" / "README.md").read_text()
-
-
-def test_committed_json_is_compact_and_says_where_it_is_from():
-    """A run or trial a line; the command, hardware, versions and commit of every measurement."""
-    for path in sorted((ROOT / "results").glob("*.json")):
-        text = path.read_text()
-        result = json.loads(text)
-        deepest = max(len(line) - len(line.lstrip(" ")) for line in text.splitlines())
-        assert deepest <= 8 and text.count("\n") < 1500, path.name
-        assert result["command"].startswith("python "), path.name
-        if path.name != "contrast.json":
-            made = result["environment"]
-            assert made["torch"] and made["commit"] != "unknown" and (made["cpu"] or made["gpu"])
-        assert runs.in_lines(result) + "\n" == text, f"{path.name} is not as write_json has it"
+PAGES = sorted((ROOT / "results").glob("*.md"))
+TEXTS = {path: path.read_text(encoding="utf-8")
+         for path in [ROOT / "README.md", ROOT / "GUIDE.md", *PAGES]}
 
 
-PAGES = [ROOT / name for name in ("README.md", "GUIDE.md", "results/README.md",
-                                  "results/findings.md")]
+def test_every_table_of_a_page_is_what_the_json_says():
+    blocks = [block for path in PAGES for block in pages.BLOCK.finditer(TEXTS[path])]
+    for block in blocks:
+        name = block[2]
+        assert block[0] == block[1] + pages.block(name) + block[3], (
+            f"{name} is not what it would be: run python -m experiments.pages")
+    names = Counter(block[2] for block in blocks)
+    for name, entry in experiments.entries().items():
+        assert "cpu" not in entry or names[name] == 1, f"{name} has {names[name]} tables"
 
 
-def test_every_picture_of_the_pages_is_there():
-    for page in PAGES[:3]:
-        found = re.findall(r"!\[[^]]*\]\((\S+?)\)", page.read_text())
-        assert found
-        for picture in found:
-            assert is_png(page.parent / picture), picture
+def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
+    """A file's name is its row's, its seed's; command, hardware, versions, commit and settings."""
+    seen = 0
+    for folder in (ROOT / "results" / "runs").iterdir():
+        name, _, scale = folder.name.rpartition(".")
+        entry, part = find(name, scale)
+        for path in sorted(folder.rglob("*.json")):
+            seen += 1
+            text = path.read_text(encoding="utf-8")
+            result = json.loads(text, parse_constant=None)
+            assert "NaN" not in text and "Infinity" not in text
+            assert result["command"].startswith("python ") and "/work" not in text
+            environments = [result["environment"]]
+            if "panels" in part:
+                assert path.stem in map(runs.slug, [*part["panels"], "theorem"])
+                environments += [s["environment"] for s in result.get("schemes", {}).values()]
+            else:
+                run, = result["runs"]
+                assert run["label"] in part["rows"] and path.parent.name in (
+                    folder.name, *by_task(part))
+                assert path.stem == f"{runs.slug(run['label'])}-{run['seed']}"
+                assert run["config"]["seed"] == run["seed"] and run["train_seconds"] >= 0
+                assert run["train_command"].startswith("python train.py ")
+                environments.append(run["environment"])
+            for made in environments:
+                assert made["torch"] and made["cpu"] and made["commit"] != "unknown"
+    assert seen >= 494
 
 
-def test_every_link_and_every_entry_that_a_page_names_is_there():
-    for page in PAGES:
-        text = page.read_text()
-        links = re.findall(r"\]\(([^)#\s]+)", text)
-        assert links
-        for link in links:
-            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+def test_the_rows_of_a_table_have_names_of_their_own():
+    for name, entry in experiments.entries().items():
+        for scale in entry.keys() & {"cpu", "paper"}:
+            names = [*map(runs.slug, entry[scale].get("rows", entry[scale].get("panels")))]
+            assert len(set(names)) == len(names), name
+
+
+def test_every_table_and_figure_of_a_paper_is_here():
+    """As the papers number them, and nothing is named that is not there."""
+    count = dict(cable=("Table", 4, "Figure", 6), cope=("Table", 10, "Figure", 6),
+                 tra=("Table", 2, "Figure", 4), postnorm=("Table", 0, "Figure", 7))
+    for module in experiments.files():
+        name = module.__name__.removeprefix("experiments.")
+        for _, names in getattr(module, "NUMBERED", {}).items():
+            for entry in names if isinstance(names, tuple) else ():
+                there = (ROOT / "results" / f"{entry}.json").exists()
+                assert entry in experiments.entries() or there, entry
+        if name in count:
+            said = " ".join(module.NUMBERED)
+            said = re.sub(r"Figures ([\d, ]+)", lambda m: " ".join(
+                f"Figure {n}" for n in m[1].split(", ")), said)
+            (table, tables, figure, figures) = count[name]
+            wanted = {f"{table} {n + 1}" for n in range(tables)}
+            wanted |= {f"{figure} {n + 1}" for n in range(figures)}
+            assert wanted <= set(re.findall(r"(?:Table|Figure) \d+", said)), name
+    assert set(experiments.papers()) <= set(experiments.entries())
+
+
+def test_every_picture_and_link_of_a_page_is_there():
+    for path, text in TEXTS.items():
+        for picture in re.findall(r"!\[[^]]*\]\((\S+?)\)", text):
+            assert is_png(path.parent / picture), (path, picture)
+        for link in re.findall(r"\]\(([^)#\s]+)", text):
+            assert link.startswith("http") or (path.parent / link).exists(), (path, link)
         named = set(re.findall(r"reproduce\.py\s+([a-z]\w+)", text))
-        assert named and named <= set(experiments.known()), page
+        assert named <= set(experiments.entries()), path
 
 
 def test_the_readmes_perplexities_are_those_of_its_run():
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join(TEXTS[ROOT / "README.md"].split())
     said = re.search(r"about (\d\.\d\d) in windows of 256 tokens and (\d\.\d\d) in windows", text)
-    found = json.loads((ROOT / "results" / "cable_table1.cpu.json").read_text())["runs"][0]
-    assert found["model"] == "cable" and found["seed"] == 1337
-    assert said.groups() == tuple(f"{found['perplexity'][T]:.2f}" for T in ("256", "4096"))
+    path = ROOT / "results" / "runs" / "cable_table1.cpu" / "cable-1337.json"
+    run, = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert said.groups() == tuple(f"{run['perplexity'][T]:.2f}" for T in ("256", "4096"))
 
 
 def test_the_numbers_of_the_front_page_are_those_of_the_json():
-    """Every cell of README.md's table is in the table of one result, in its row and column."""
-    text = (ROOT / "README.md").read_text()
-    text = text.partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
-    ours, = markdown_tables(text)
+    """Every cell of README.md's table is in lm's, in its row and column."""
+    text = TEXTS[ROOT / "README.md"].partition("<!-- results -->")[2]
+    ours, = markdown_tables(text.partition("<!-- /results -->")[0])
     assert sum(map(len, ours.values())) >= 6
-    matching = []
-    for path in (ROOT / "results").glob("*.json"):
-        result = json.loads(path.read_text())
-        if "entry" in result:
-            theirs, = markdown_tables(tables.table(result))[:1]
-            rows = [ours[name].items() <= theirs.get(name, {}).items() for name in ours]
-            matching += [path.name] if all(rows) else []
-    assert len(matching) == 1, f"a number is from {matching or 'no'} result"
+    theirs = markdown_tables(pages.block("lm"))[0]
+    assert all(row.items() <= theirs[name].items() for name, row in ours.items())
 
 
 def test_the_commands_of_the_front_page_have_these_flags(trained):
     """Every script that README.md calls is there, and knows the flags that it is given."""
-    text = (ROOT / "README.md").read_text()
-    found = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py)([^\n`#]*)", text)
-    assert len(found) > 8
-    for script, words in found:
+    calls = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py)([^\n`#]*)",
+                       TEXTS[ROOT / "README.md"])
+    assert len(calls) > 8
+    for script, words in calls:
         words = shlex.split(words)
-        kind = [word for word in words[:1] if script in ("plot.py", "maps.py")]
-        known, _ = command(trained, script, *kind, "--help")
+        figure = [word for word in words[:1] if script in ("plot.py", "maps.py")]
+        said, _ = command(trained, script, *figure, "--help")
         for flag in words:
-            assert not flag.startswith("--") or f"{flag} " in known, (script, flag)
+            assert not flag.startswith("--") or f"{flag} " in said, (script, flag)
