@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 import plot
 from common.files import write_figure
@@ -227,11 +227,14 @@ def trials(result, out):
     colors = dict(zip(schemes, plt.cm.tab10.colors))
     fig, axes = plot.panels(len(panels), {1: 5.5, 2: 3.3}.get(len(panels), 2.7), 3.2, rows=2)
     for (top, low), panel in zip(axes.T, panels):
-        if metric == "tvd":
-            top.set_yscale("log")
-            low.set_yscale("log")
         swarms(top, panel, metric, colors)
         by_length(low, panel, metric, colors)
+    if metric == "tvd":
+        for ax in axes.flat:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_locator(NullLocator())
     for row in axes:
         row[0].set_ylabel(plot.spelled(metric))
         plot.legend(row)
