@@ -7,14 +7,12 @@ attend runs the faster way where there is one: Triton on a GPU (separable.py, co
 CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
 plain function stays the truth. Before a way runs for the first time, it is compared with the very
 function it was given, in float32: outputs at this length, gradients on 37 and 300 tokens; where the
-two differ the plain function runs, and one line says so. So an attention that was edited, or a GPU
-that nobody has seen, gives the right result, only slower. An edit that acts only on values that are
-not drawn here, such as a clamp of logits beyond 30, is not seen. (Nor is bfloat16, which differs by
-its rounding. What torch.func and second derivatives need, too: enabled = False, --kernel off.)
+two differ the plain function runs, and one line says so. An edit that acts only on values that are
+not drawn here, such as a clamp of logits beyond 30, is not seen. torch.func and second derivatives
+need the plain function: enabled = False, --kernel off.
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
-import functools
 import math
 import os
 import sys
@@ -65,16 +63,18 @@ def faster(plain, *args):
         fast = None if why_no_triton(q) else ON_GPU.get(plain.__name__)
     if fast is None:
         return None
-    kinds = []  # options as constants: a 2-D table by its shape, any other tensor as "tensor"
-    for x in options:
-        if torch.is_tensor(x):
-            x = tuple(x.shape) if x.dim() == 2 else "tensor"
-        kinds.append(x)
     T, length = k.size(2), 0
     while T > 1:  # not bit_length: torch.compile then needs one graph for every power of 2 alone
         T, length = (T + 1) // 2, length + 1
-    same = equal(plain, fast, q.device, q.size(1), q.size(3), tuple(kinds), length)
-    return fast if same else None
+    options = tuple(constant(x) for x in options)
+    return fast if equal(plain, fast, q.device, q.size(1), q.size(3), options, length) else None
+
+
+def constant(x):
+    """An option as a constant: a 2-D table is its shape, any other tensor "tensor"."""
+    if not torch.is_tensor(x):
+        return x
+    return tuple(x.shape) if x.dim() == 2 else "tensor"
 
 
 def why_no_triton(q):
@@ -105,10 +105,7 @@ def capability(index):
 TOLERANCE = 1e-4  # of the largest value, in float32
 SHORT, MIDDLE = 37, 300  # tokens in the comparisons with gradients: a way may change at 256
 LAST = 63         # query rows compared at long lengths
-QUERIES = dict(cable_attention=(0, 4), fox_attention=(0,), alibi_attention=(0,),
-               cope_attention=(0,), tra_attention=(0, 3))  # which arguments have a row per query
-
-
+PER_QUERY = dict(cable_attention=4, tra_attention=3)  # which argument, besides q, has their rows
 compared = {}     # what was compared -> whether the two were equal
 
 
@@ -117,8 +114,7 @@ def equal(plain, fast, device, H, d, options, length):
     """
     Whether fast equals plain, in float32 without TF32. On 37 and 300 tokens outputs and gradients,
     on 2 ** length tokens, where that is more, the last outputs; with steps so small that every key
-    matters, with large and with very large ones; with logits as large as after training. The random
-    numbers of the caller stay as they are.
+    matters, with large and with very large ones; with logits as large as after training.
     """
     key = plain, fast, device, H, d, options, length
     if key in compared:
@@ -134,17 +130,17 @@ def equal(plain, fast, device, H, d, options, length):
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-            found = [difference(plain, fast, device, H, d, options, *case) for case in cases]
-            said = f"differs by {max(found):.1e} of the largest value"
+            errors = [difference(plain, fast, device, H, d, options, *case) for case in cases]
+            why = f"differs by {max(errors):.1e} of the largest value"
     except Exception as e:  # another signature, a compiler that gives up: whatever it is, not equal
-        found, said = [math.inf], f"could not be compared: {type(e).__name__}: {e}".splitlines()[0]
+        errors, why = [math.inf], f"could not be compared: {type(e).__name__}: {e}".splitlines()[0]
     finally:
         torch.set_float32_matmul_precision(precision)
     told = any(k[0] is plain and not same for k, same in compared.items())
-    compared[key] = all(x <= TOLERANCE for x in found)
+    compared[key] = all(error <= TOLERANCE for error in errors)
     if not compared[key] and not told:
         print(f"{plain.__module__}.{plain.__name__} runs as it is written: "
-              f"its faster way in kernels/ {said}", file=sys.stderr)
+              f"its faster way in kernels/ {why}", file=sys.stderr)
     return compared[key]
 
 
@@ -152,10 +148,9 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
     """
     The largest difference between outputs, and for few tokens gradients, over the largest value,
     for B = 1 and T tokens whose steps sum to about `walk`, with queries and weights times `loud`.
-    A way that does not take these options does not differ: it will not run.
     """
     name = plain.__name__
-    rng = torch.Generator("cpu").manual_seed(0)
+    rng = torch.Generator("cpu").manual_seed(0)  # the caller's random numbers stay as they are
     random = dict(generator=rng, dtype=torch.float32, device="cpu")  # whatever the defaults are
     q, k, v, keys = torch.randn(4, 1, H, T, d, **random)
     steps, weight = torch.rand(2, 1, H, T, **random)
@@ -165,24 +160,25 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
                    alibi_attention=(steps[0, :, 0],),
                    tra_attention=(-steps,),
                    cope_attention=(None, keys))[name]
-    more = list(options)
-    for n, was in enumerate(options):
-        if was == "tensor":
-            more[n] = tensors[n]
-        elif isinstance(was, tuple):
-            more[n] = torch.randn(was, **random)
-    args = [x.to(device) if torch.is_tensor(x) else x for x in (q, k, v, *more)]
+    args = [q, k, v]
+    for n, option in enumerate(options):
+        if option == "tensor":
+            option = tensors[n]
+        elif isinstance(option, tuple):
+            option = torch.randn(option, **random)
+        args.append(option)
+    args = [x.to(device) if torch.is_tensor(x) else x for x in args]
     gradients = T in (SHORT, MIDDLE)
     rows = T if gradients else LAST
     inputs = [x.requires_grad_(gradients) for x in args if torch.is_tensor(x)]
     last = list(args)
-    for n in QUERIES[name]:
+    for n in (0, PER_QUERY.get(name, 0)):
         if n < len(args) and torch.is_tensor(args[n]):
             last[n] = args[n][:, :, -rows:]
     with torch.set_grad_enabled(gradients):
         ours = fast(*args)
         if ours is None:
-            return 0.0
+            return 0.0  # it declines these options, and will not run
         theirs = plain(*last)
         pairs = [(ours[:, :, -rows:], theirs)]
         if gradients:
@@ -191,24 +187,3 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
                          torch.autograd.grad(theirs, inputs, dy))
     return max((ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
                for ours, theirs in pairs)
-
-
-# -----------------------------------------------------------------------------
-# for bench.py: inputs on which there is more or less to do than on an untrained model's
-
-def rare_gates(q, k, v, *rest):
-    """CoPE with gates of .03 on average: the counts fill late."""
-    q, k = q.clone(), k.clone()
-    q[..., 0], k[..., 0] = 7.0, -0.5 * math.sqrt(q.size(3))  # q . k / sqrt(d) is 3.5 lower
-    return q, k, v, *rest
-
-
-def decay(delta, q, k, v, log_decay):
-    """TRA where all queries forget at the same pace."""
-    return q, k, v, torch.full_like(log_decay, math.log(delta))
-
-
-REGIMES = dict(
-    cope_attention={"gates 0.03": rare_gates},
-    tra_attention={"decay 0.5": functools.partial(decay, 0.5),
-                   "decay 0.99": functools.partial(decay, 0.99)})

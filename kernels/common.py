@@ -1,8 +1,7 @@
 """
-What the kernels' files share: pieces of Triton kernels, and pieces of the code that calls them.
-
-D is the size of a head. Tiles in Triton are powers of two wide, so a tile of heads has C columns,
-the next power of two; the columns from D on hold zeros.
+What the kernels' files share: pieces of Triton kernels, and of the code that calls them. D is the
+size of a head. Tiles are powers of two wide, so a tile of heads has C columns, the next power of
+two; the columns from D on hold zeros.
 """
 import math
 
@@ -36,29 +35,20 @@ def triangle(N: tl.constexpr):
 
 @triton.jit
 def place(n, SIZE: tl.constexpr):
-    """
-    Which head this program works on and which block of its n rows. The last rows see the most keys
-    and go first. A head is a 64-bit number, as B H T d can be more than 2^31.
-    """
+    """This program's head (64 bits: B H T d may need them) and block of n rows, the last first."""
     blocks = tl.cdiv(n, SIZE)
     return (tl.program_id(0) // blocks).to(tl.int64), blocks - 1 - tl.program_id(0) % blocks
 
 
 @triton.jit
 def place_keys(tiles):
-    """
-    Which head this program works on and which of its tiles of keys. The first keys are seen by the
-    most rows and go first.
-    """
+    """This program's head and its tile of keys, the first first: the most rows see them."""
     return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
 
 
 @triton.jit
 def rows_of(block, head, Tq, Tk, BM: tl.constexpr):
-    """
-    The rows of a block: r within the head, i their positions among the keys, whether they are real
-    (the last block may have fewer), and at, where their numbers are in a (B, H, Tq) tensor.
-    """
+    """Rows of a block: r in the head, i among the keys, whether real, at in a (B, H, Tq) tensor."""
     r = block * BM + tl.arange(0, BM)
     return r, r + Tk - Tq, r < Tq, head * Tq + r
 
@@ -89,10 +79,7 @@ def store(x, rows, n, tile, D: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def attend(logits, v, m, den, acc):
-    """
-    One more tile of softmax(logits) v, with logits in base 2. m is a row's largest logit so far,
-    den the sum of its weights, acc the sum of its values.
-    """
+    """One more tile of logits in base 2: m is a row's largest so far, den and acc its sums."""
     new = tl.maximum(m, tl.max(logits, 1))
     w = tl.exp2(logits - new[:, None])
     shrink = tl.exp2(m - new)
@@ -112,9 +99,7 @@ def check_memory(*tensors):
     assert all(x.is_contiguous() for x in tensors), "the operator takes contiguous tensors"
 
 
-# Of operators that wait for the GPU: torch.compile(mode="reduce-overhead") must not record them in
-# a CUDA graph, where nothing may wait.
-WAITS = (torch.Tag.cudagraph_unsafe,)
+WAITS = (torch.Tag.cudagraph_unsafe,)  # of operators that wait for the GPU: no CUDA graph may
 
 
 def constants(q, BM, BN, warps, stages=2):
@@ -129,11 +114,6 @@ def outputs(q):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     limit = q.new_empty(q.shape[:3], dtype=torch.int32)
     return torch.empty_like(q), lse, limit
-
-
-def gradients(*inputs):
-    """Empty tensors for the gradients of these."""
-    return tuple(torch.empty_like(x) for x in inputs)
 
 
 def save(ctx, inputs, output):

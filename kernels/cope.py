@@ -7,11 +7,10 @@ CoPE in Triton, equal to cope_attention in model_cope.py, without a T x T matrix
 
 with z = q E (B, H, Tq, P) and E the table. A program takes BM rows and walks the keys leftwards
 from the diagonal in tiles of BN. Each row carries its count from tile to tile. Once all rows have
-counted to P - 1 the bias of every key further left is z_i[P - 1], and no gate matters: what is left
-is plain attention. So every pass is two kernels, one for this band next to the diagonal and one for
-the tail, which is flash attention and needs no registers for gates. limit (B, H, Tq) is where they
-meet: keys j >= limit_i are in the band of row i. Forward stores it and lse, the log2 of the sum of
-exp(logit).
+counted to P - 1 the bias of every key further left is z_i[P - 1], and no gate matters: plain
+attention. So every pass is two kernels, one for this band next to the diagonal, one for the tail.
+limit (B, H, Tq) is where they meet: keys j >= limit_i are in the band of row i. Forward stores it
+and lse, the log2 of the sum of exp(logit).
 
 Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that is positive:
 
@@ -27,12 +26,9 @@ Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that
 cope_rows_* go along rows (dq, dz), cope_columns_* down the keys (dk, dv, dk'); neither needs
 atomics, so gradients repeat bit for bit. A column cannot scan along rows: for every row and tile it
 needs the count to the tile's right and the sum of dL (z[floor p + 1] - z[floor p]) to its left.
-Kept from the forward pass, these would take room in every layer, and for all T / BN tiles, as
-nobody knows the bands beforehand. So backward counts again (cope_counts, one matrix product per
-band tile) and packs the carries of band tiles only (common.bands draws it); how many there are
-comes from limit, for one wait for the GPU. A carry is 8 bytes for a row and band tile. Where gates
-are so small that no row ever counts to P - 1, all tiles are band: then the carries are T x T / 64
-pairs of numbers, .54 GB a head at T = 65,536, while backward runs.
+Backward counts again (cope_counts) and packs these carries, 8 bytes for a row and band tile
+(common.bands draws it); how many there are comes from limit, for one wait for the GPU. Where no row
+counts to P - 1, all tiles are band, and the carries .54 GB a head at T = 65,536.
 
 Logits are in base 2: scale is log2(e) / sqrt(d), and exp2 is what the hardware has.
 """
@@ -53,7 +49,6 @@ from .common import (
     constants,
     dot,
     fit,
-    gradients,
     load,
     outputs,
     place,
@@ -82,10 +77,7 @@ def gates(s, scale, seen):
 
 @triton.jit
 def look_up(z, count, g, ones, P: tl.constexpr):
-    """
-    Positions p of a tile's keys, their bias, and its slope, which is 0 at P - 1. z points at rows,
-    count is what lies to the right.
-    """
+    """A tile's positions p, `count` beyond its right end, their bias, and the bias's slope."""
     p = tl.minimum(count[:, None] + count_gates(g, ones), P - 1)
     low = p.to(tl.int32)
     a = tl.load(z[:, None] + low).to(tl.float32)
@@ -97,9 +89,8 @@ def look_up(z, count, g, ones, P: tl.constexpr):
 def count_gates(g, ones):
     """
     The sum of gates from each key to the tile's right end: a product with a triangle of ones. Two
-    16-bit numbers hold a gate to 2^-25, what float32 holds of a gate near 1. (tl.cumsum needs rows
-    of its own layout: on sm_90 rows were 1856 instructions with it and are 1444, columns 1766 and
-    1436. The scan of the gradients, which can be far below what 16 bits hold, keeps it.)
+    16-bit numbers hold a gate to 2^-25, what float32 holds of one near 1. (tl.cumsum needs rows of
+    its own layout. The scan of gradients, which may be far below 2^-25, keeps it.)
     """
     high = g.to(tl.float16)
     low = (g - high.to(tl.float32)).to(tl.float16)
@@ -115,11 +106,9 @@ def cope_forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
                       BM: tl.constexpr, BN: tl.constexpr):
     """o and lse of the band alone, and limit. With SEP there are gate keys gk beside the keys."""
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    o += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
-    gk += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, o = q + in_q, o + in_q
+    k, v, gk = k + in_k, v + in_k, gk + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     z += (head * Tq + tl.minimum(r, Tq - 1)) * P
@@ -142,9 +131,7 @@ def cope_forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
             g = gates(dot(qi, tl.trans(load(gk, j, Tk, D, C))) if SEP else s, scale, seen)
             p, bias, slope = look_up(z, count, g, ones, P)
             count += tl.sum(g, 1)
-            # q . k once more on top of the bias: a sum done by tensor cores leaves the logits, and
-            # with them all of softmax, in their layout; a plain sum had the layout of the look-up,
-            # which took every exp2 twice (1415 instructions a tile, so 1012)
+            # q . k anew on top of the bias: a plain sum's layout takes every exp2 twice
             s = dot(qi, kt, bias * (LOG2E / scale)) * scale
             m, den, acc = attend(tl.where(seen, s, float("-inf")), vj, m, den, acc)
     tl.store(limit + at, tl.zeros((BM,), tl.int32) + end, mask=real)
@@ -156,15 +143,11 @@ def cope_forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
 def cope_forward_tail(q, k, v, z, o, lse, limit, Tq, Tk, scale,
                       P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr):
-    """
-    o and lse of all keys. It goes on from what the band left: that output is a sum of weights 1 at
-    the level lse.
-    """
+    """o and lse of all keys, beginning with the band's, as a sum of weights 1 at the level lse."""
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    o += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, o = q + in_q, o + in_q
+    k, v = k + in_k, v + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     z += (head * Tq + tl.minimum(r, Tq - 1)) * P
@@ -191,10 +174,9 @@ def cope_counts(q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale,
                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """delta, and for every row and band tile the count to the tile's right."""
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    o += head * Tq * D
-    do += head * Tq * D
-    gk += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, o, do = q + in_q, o + in_q, do + in_q
+    gk += in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     qi = load(q, r, Tq, D, C)
@@ -222,11 +204,9 @@ def cope_rows_tail(q, k, v, z, do, lse, delta, limit, dq, dz, Tq, Tk, scale,
                    P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr):
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    do += head * Tq * D
-    dq += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, do, dq = q + in_q, do + in_q, dq + in_q
+    k, v = k + in_k, v + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     z += (head * Tq + tl.minimum(r, Tq - 1)) * P
@@ -258,12 +238,9 @@ def cope_rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, 
                    P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr):
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    do += head * Tq * D
-    dq += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
-    gk += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, do, dq = q + in_q, do + in_q, dq + in_q
+    k, v, gk = k + in_k, v + in_k, gk + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     z += (head * Tq + tl.minimum(r, Tq - 1)) * P
@@ -304,10 +281,7 @@ def cope_rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, 
 
 @triton.jit
 def add_to_dz(dz, p, ds, real, Tq, P: tl.constexpr):
-    """
-    One column of dz at a time, those that a tile's positions p reach. Rows are this program's own:
-    it may add in memory.
-    """
+    """The columns of dz that a tile's p reach, one by one. No other program has these rows."""
     for e in range(tl.min(p).to(tl.int32), tl.minimum(tl.max(p).to(tl.int32) + 2, P)):
         part = tl.sum(tl.maximum(1 - tl.abs(p - e), 0.0) * ds, 1)
         tl.store(dz + e * Tq, tl.load(dz + e * Tq, mask=real, other=0.0) + part, mask=real)
@@ -322,19 +296,13 @@ def add_to_dz(dz, p, ds, real, Tq, P: tl.constexpr):
 def cope_columns_tail(q, k, v, z, do, lse, delta, limit, first, dk, dv, Tq, Tk, scale,
                       P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr):
-    """
-    Tiles lie as (keys, rows): nothing is scanned, and the weights need not be turned round for the
-    products. first (B H, tiles) is the first block with these keys in its tail.
-    """
+    """Tiles lie as (keys, rows). first (B H, tiles): the first block with these in its tail."""
     tiles = tl.cdiv(Tk, BN)
     blocks = tl.cdiv(Tq, BM)
     head, n = place_keys(tiles)
-    q += head * Tq * D
-    do += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
-    dk += head * Tk * D
-    dv += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, do = q + in_q, do + in_q
+    k, v, dk, dv = k + in_k, v + in_k, dk + in_k, dv + in_k
     j = n * BN + tl.arange(0, BN)
     kj = load(k, j, Tk, D, C)
     vj = load(v, j, Tk, D, C)
@@ -366,14 +334,9 @@ def cope_columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts
     tiles = tl.cdiv(Tk, BN)
     blocks = tl.cdiv(Tq, BM)
     head, n = place_keys(tiles)
-    q += head * Tq * D
-    do += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
-    gk += head * Tk * D
-    dk += head * Tk * D
-    dv += head * Tk * D
-    dgk += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, do = q + in_q, do + in_q
+    k, v, gk, dk, dv, dgk = k + in_k, v + in_k, gk + in_k, dk + in_k, dv + in_k, dgk + in_k
     j = n * BN + tl.arange(0, BN)
     kj = load(k, j, Tk, D, C)
     vj = load(v, j, Tk, D, C)
@@ -424,9 +387,8 @@ def cope_columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts
 
 def tiles(q, kind):
     """
-    Tiles of BM rows and BN keys: the largest for which the compiler's reports for sm_80 and sm_90
-    have no spills in forward and few in backward (bench.py kernels). Any would be right. band_sep
-    is forward's band with gate keys: on sm_80 64 x 32 would spill 4 bytes (and 16 at d = 16).
+    The largest tiles that do not spill in forward, and little in backward, on sm_80 and sm_90.
+    band_sep is forward's band with gate keys.
     """
     d = q.size(3)
     if q.dtype == torch.float32:
@@ -441,10 +403,7 @@ def tiles(q, kind):
 
 
 def tiles_of_columns(q, sep):
-    """
-    The band's, for cope_columns_band. In float32 or with gate keys its loop does not load ahead: it
-    would spill up to 1,272 and 372 bytes.
-    """
+    """cope_columns_band's: in float32 or with gate keys loading ahead would spill."""
     return tiles(q, "band") | dict(num_stages=1 if sep or q.dtype == torch.float32 else 2)
 
 
@@ -532,7 +491,7 @@ def _(do, q, k, v, z, gate_keys, o, lse, limit):
 def all_gradients(q, k, v, z, gate_keys):
     """Empty dq, dk, dv, dz, dgk; with no gate keys dgk has no numbers."""
     dgk = k.new_empty(0) if gate_keys is None else torch.empty_like(gate_keys)
-    return *gradients(q, k, v, z), dgk
+    return *map(torch.empty_like, (q, k, v, z)), dgk
 
 
 def backward(ctx, do, dlse, dlimit):
@@ -545,10 +504,7 @@ cope.register_autograd(backward, setup_context=save)
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
-    """
-    cope_attention of model_cope.py. q (B, H, Tq, d); k, v, gate_keys (B, H, Tk, d); pos_emb (d, P)
-    -> (B, H, Tq, d).
-    """
+    """cope_attention of model_cope.py; None for what it cannot do."""
     if not fit(q, k, v):
         return None
     z = q @ pos_emb.to(q.dtype)

@@ -18,11 +18,10 @@ Beyond LONG keys `far` begins at the first key that can matter, as FoX's pruning
 2025, arXiv 2504.06949). No logit is larger than |q| max|k| / sqrt(d) - g (S_i - S_j); this bound
 falls with the distance. Where it is 17 + ln T below the log-sum-exp of the row's near keys, all
 keys farther on weigh less, together, than float32 rounding.
-A few rows of a block, with a small g, look much farther than the others: rows are sorted by their
-reach, and looked up in groups. A head that hardly decays is one block, near and far alike through
-the extra channel. What is dropped may depend, in digits that are lost anyway, on later rows of the
-same block; up to LONG keys nothing is dropped.
-All this needs true float32: bfloat16 and TF32 are too coarse for S.
+A few rows of a block look much farther than the others: rows are sorted by their reach, and looked
+up in groups. A head that hardly decays is one block, near and far alike through the extra channel.
+What is dropped may depend on later rows of the same block, by less than rounding. All this needs
+true float32: bfloat16 and TF32 are too coarse for S.
 """
 import math
 
@@ -42,10 +41,8 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 def cable_attention(q, k, v, S, g=None, log_kernel=""):
     """
-    cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
-    (B, H, Tq) or None for 1. Returns (B, H, Tq, d), or None for what it cannot do: half precision
-    (autocast would round q' and k', S with them), q of another type than S, the log kernels, the
-    last queries of few keys.
+    cable_attention of model_cable.py, or None for what this cannot do: half precision (autocast
+    would round q' and k', S with them), several types, log kernels, the last queries of few keys.
     """
     Tq, Tk = q.size(2), k.size(2)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
@@ -72,10 +69,7 @@ def fox_attention(q, k, v, F_):
 
 
 def alibi_attention(q, k, v, slopes):
-    """
-    alibi_attention of model_classics.py, slopes (H,): CABLE with S_i = i, g the slope. Few keys are
-    faster by one mask for the whole batch: None.
-    """
+    """As in model_classics.py: S_i = i, g the slope. For few keys one mask is faster: None."""
     Tk = k.size(2)
     if Tk <= LONG:
         return None
@@ -119,8 +113,8 @@ class Blocks:
 
     def first_keys(self, lse):
         """
-        (N, blocks, size): the first key that can matter to each row; -1 for all rows of a head that
-        hardly decays. lse (N, blocks, size) is that of the near keys.
+        lse of the near keys -> the first key that can matter to each row, both (N, blocks, size);
+        -1 for all rows of a head that hardly decays.
         """
         if self.Tk <= LONG:
             return torch.zeros(lse.shape[:2] + (0,), dtype=torch.long)
@@ -142,10 +136,7 @@ class Blocks:
         self.k[n, keys, -1] = self.S[n, keys] - self.S[n, a, None]
 
     def far_calls(self, first):
-        """
-        first (N, blocks, size), sorted -> head, block, rows of the block and keys of every call
-        that sees earlier keys. Their extra channel is centred.
-        """
+        """first, sorted -> head, block, its rows and keys, centred, of every call for far keys."""
         everything = slice(None)
         if self.Tk <= LONG:  # all heads at once
             for block, a in enumerate(self.starts.tolist()):

@@ -2,10 +2,9 @@
 TRA and CoPE on a CPU: the plain functions, with their derivatives by hand.
 
 What counts from the query to the key has no fused attention in torch: every step is a pass over a
-matrix of logits, and the passes are what takes the time. autograd adds some: it fills a matrix
-with zeros for every slice of the keys, and nothing that it may need can be overwritten. Here
-forward works in place and keeps the least that backward needs, and the gradients of the keys add
-up where they belong. Blocks of query rows see their keys nearest first, as in the model files.
+matrix of logits, and the passes take the time. autograd adds some: zeros for every slice of the
+keys, and it overwrites nothing. Here forward works in place and keeps the least that backward
+needs. Blocks of query rows see their keys nearest first, as in the model files.
 """
 import math
 
@@ -19,15 +18,12 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward
 
 
 def tra_attention(q, k, v, log_decay):
-    """
-    tra_attention of model_tra.py. q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq).
-    Returns (B, H, Tq, d), or None for what is left to the plain function.
-    """
+    """tra_attention of model_tra.py, or None for what is left to that."""
     return run(TRA, q, k, v, log_decay)
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
-    """cope_attention of model_cope.py: the same with pos_emb (d, P), gate_keys like k or None."""
+    """cope_attention of model_cope.py, or None for what is left to that."""
     return run(CoPE, q, k, v, pos_emb, gate_keys)
 
 
@@ -44,10 +40,7 @@ def run(function, *args):
 
 
 def blocks(q, k):
-    """
-    The longest rows first: which rows of q, the keys that they see where the nearest comes first,
-    and which of these, as many as there are rows, are later than the row.
-    """
+    """The longest first: rows of q, their keys, nearest first, and which of the first are later."""
     Tq, Tk = q.size(2), k.size(2)
     for start in reversed(range(Tk - Tq, Tk, ROWS)):
         end = min(start + ROWS, Tk)

@@ -5,14 +5,11 @@ of two numbers, one per position.
     logit_ij = q_i . k_j / sqrt(d) - g_i f(t_ij),  t_ij = S_i - S_j,  j <= i
     f(t) = t, for K-CABLE log(1 + t^2)
 
-CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. It equals
-cable_attention in model_cable.py, fox_attention in model_fox.py and alibi_attention in
-model_classics.py. S (B, H, Tk) and g (B, H, Tq) are float32, and their difference is taken in
-float32 inside a tile, because bfloat16 is too coarse for S.
+CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. S (B, H, Tk) and
+g (B, H, Tq) are float32, and S_i - S_j is taken inside a tile: bfloat16 is too coarse for S.
 
-Forward: one program takes BM queries and walks the keys BN at a time, keeping each row's running
-maximum and sum. It stores the output and each row's log-sum-exp. Backward, with P = softmax(logit),
-dL the gradient of the logits:
+Forward: one program takes BM queries and walks the keys BN at a time. It stores the output and each
+row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the logits:
 
     dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i
     dv = P^T dO
@@ -23,12 +20,10 @@ dL the gradient of the logits:
                       dS_j += sum_i g_i dL_ij f'(t_ij)
 
 One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
-numbers every time. (With f(t) = t the row's part of dS is 0 but for rounding. That rounding cancels
-the column's, so it stays.)
-
-Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit
-times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's weight
-becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
+numbers every time. (With f(t) = t the row's part of dS is but rounding, which cancels the
+column's.) Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is
+the logit times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's
+weight becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
 (B, T, H, d), which is what a model wants next.
 """
 import math
@@ -44,10 +39,7 @@ from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys
 
 @triton.jit
 def load(at, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CHECK: tl.constexpr):
-    """
-    An (R, C) tile of rows of D numbers; 0 where there are none. Only `left` rows are left, if we
-    must CHECK.
-    """
+    """An (R, C) tile of rows of D numbers; with CHECK 0 beyond the `left` rows that are left."""
     r = tl.arange(0, R)[:, None]
     c = tl.arange(0, C)[None, :]
     if CHECK or D < C:
@@ -94,10 +86,7 @@ def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt,
 def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk,
                   D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
                   LOG: tl.constexpr, DIAGONAL: tl.constexpr):
-    """
-    Keys start..end-1 for one block of queries; acc (BM, C), running maximum m and sum of weights
-    (BM).
-    """
+    """Keys start..end-1 for a block of queries; acc (BM, C), maximum m and sum of weights (BM)."""
     for n in range(start, end, BN):
         j = tl.multiple_of(n, BN) + tl.arange(0, BN)
         k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
@@ -127,14 +116,12 @@ def separable_forward(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
     i = r + Tk - Tq                              # a query's position among the keys
     c = scale * LOG2E
-    K += b * kb + h * kh
-    V += b * vb + h * vh
+    K, V = K + b * kb + h * kh, V + b * vb + h * vh
     S += (b * H + h) * Tk
     diagonal = (first + Tk - Tq) // BN * BN      # all queries here see every key before this one
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)                    # else ptxas (C7515) serializes the products
-    K2 = K + diagonal.to(tl.int64) * kt
-    V2 = V + diagonal.to(tl.int64) * vt
+    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
 
     acc = tl.zeros((BM, C), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
@@ -190,14 +177,12 @@ def separable_rows(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, 
     o = load(Out + out, H * D, Tq - first, D, BM, C, True)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     lse = tl.load(Lse + row, mask=r < Tq, other=float("inf"))  # rows past the end weigh nothing
-    K += b * kb + h * kh
-    V += b * vb + h * vh
+    K, V = K + b * kb + h * kh, V + b * vb + h * vh
     S += (b * H + h) * Tk
     diagonal = (first + Tk - Tq) // BN * BN
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)
-    K2 = K + diagonal.to(tl.int64) * kt
-    V2 = V + diagonal.to(tl.int64) * vt
+    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
 
     dq = tl.zeros((BM, C), tl.float32)
     dg = tl.zeros((BM,), tl.float32)
@@ -250,15 +235,11 @@ def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq
                       D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       LOG: tl.constexpr):
     bh, tile = place_keys(tl.cdiv(Tk, BN))
-    b = bh // H
-    h = bh % H
-    first = tile * BN
+    b, h, first = bh // H, bh % H, tile * BN
     j = first + tl.arange(0, BN)
     c = scale * LOG2E
     S += bh * Tk
-    G += bh * Tq
-    Lse += bh * Tq
-    Delta += bh * Tq
+    G, Lse, Delta = G + bh * Tq, Lse + bh * Tq, Delta + bh * Tq
     K += b * kb + h * kh + first.to(tl.int64) * kt
     V += b * vb + h * vh + first.to(tl.int64) * vt
     k = load(K, kt, Tk - first, D, BN, C, True)
@@ -271,8 +252,7 @@ def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq
     tl.assume(start < end)
     Q += b * qb + h * qh + start.to(tl.int64) * qt
     dOut += ((b * Tq + start) * H + h) * D
-    Q2 = Q + (full - start) * qt
-    dOut2 = dOut + (full - start) * H * D
+    Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
 
     dk = tl.zeros((BN, C), tl.float32)
     dv = tl.zeros((BN, C), tl.float32)
@@ -292,10 +272,7 @@ def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq
 # as an operator that autograd and torch.compile know
 
 def tiles(d, dtype, log_kernel):
-    """
-    (BM queries, BN keys, warps, stages) of the three kernels: the largest whose tiles (nearly) stay
-    in registers.
-    """
+    """(BM queries, BN keys, warps, stages) of the kernels: the largest that hardly spill."""
     if dtype == torch.float32:
         keys = 16 if 32 < d < 64 else 32  # masked heads with 32 spill 4 bytes on sm_90
         return (32, keys, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)
@@ -382,10 +359,7 @@ separable.register_autograd(backward, setup_context=save)
 
 
 def cable_attention(q, k, v, S, g=None, log_kernel=""):
-    """
-    cable_attention of model_cable.py. q (B, H, Tq, d); k, v (B, H, Tk, d); S (B, H, Tk); g
-    (B, H, Tq) or None for 1 -> (B, H, Tq, d). log_kernel: K-CABLE's, outside only; else None.
-    """
+    """cable_attention of model_cable.py; None for what it cannot do, log_kernel="inside" too."""
     if log_kernel == "inside" or not fit(q, k, v):
         return None
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1

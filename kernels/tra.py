@@ -6,10 +6,9 @@ TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix of
     logit_ij = s_ij + C_ij log delta_i            log delta (B, H, Tq) float32
 
 A row without survivors gives 0. As in cope.py a program takes BM rows and walks the keys leftwards
-from the diagonal in tiles of BN, each row carrying its count. What the band ends at differs:
-nothing is left of it, as the decay has made it too small to matter, the bound being like that of
-FoX's pruning (Lin et al., 2025, arXiv 2504.06949). With m the row's largest logit so far, c its
-count and N the keys to come, those can add at most
+from the diagonal in tiles of BN, each row carrying its count. It stops where the decay leaves too
+little to matter, by a bound like that of FoX's pruning (Lin et al., 2025, arXiv 2504.06949). With m
+the row's largest logit so far, c its count and N the keys to come, those can add at most
 
     sum_{n>=1} exp(U + (c + n) log delta) <= exp(U + (c + 1) log delta) min(N, 1 / (1 - delta))
     U = |q_i| max_{j<=i} |k_j| / sqrt(d)
@@ -25,8 +24,7 @@ Backward, with A = softmax(logit); the count has no gradient:
     dq = dL K / sqrt(d)     dk = dL^T Q / sqrt(d)     dlog delta_i = sum_j dL_ij C_ij
 
 tra_rows counts again and leaves every tile's carry to tra_columns, packed as common.bands draws it:
-4 bytes for a row and tile that was read, .13 GB a head at T = 65,536 where nothing is left out. No
-atomics.
+4 bytes for a row and tile that was read, .13 GB a head at T = 65,536 where nothing is left out.
 """
 import math
 
@@ -44,7 +42,6 @@ from .common import (
     constants,
     dot,
     fit,
-    gradients,
     load,
     outputs,
     place,
@@ -63,10 +60,7 @@ from .common import (
 def survivors(s, seen, ones):
     """
     Which of the keys seen have s > 0, and how many of these from each key to the tile's right end:
-    a product with a triangle of ones, exact, as 16 bits hold every count up to 2048. (tl.cumsum
-    needs rows of its own layout: instructions a tile on sm_90 were 1163, 1131 and 1297 with it in
-    forward, rows and columns, and are 845, 831 and 812.)
-
+    a product with a triangle of ones, exact up to 2048. (tl.cumsum needs rows of its own layout.)
     All three kernels must agree on s > 0: they form s by one product, rows times keys.
     """
     passed = (s > 0) & seen
@@ -78,10 +72,9 @@ def tra_forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """o, lse and limit. bound is U in base 2."""
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    o += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, o = q + in_q, o + in_q
+    k, v = k + in_k, v + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     qi = load(q, r, Tq, D, C)
@@ -119,16 +112,11 @@ def tra_forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
 def tra_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
              Tq, Tk, scale,
              D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """
-    dq, dlog delta; and for the columns delta = dO . O, and the count to the right of every tile.
-    """
+    """dq, dlog delta; for the columns delta = dO . O, and the count to the right of every tile."""
     head, block = place(Tq, BM)
-    q += head * Tq * D
-    o += head * Tq * D
-    do += head * Tq * D
-    dq += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, o, do, dq = q + in_q, o + in_q, do + in_q, dq + in_q
+    k, v = k + in_k, v + in_k
     r, i, real, at = rows_of(block, head, Tq, Tk, BM)
     keys = tl.arange(0, BN)
     qi = load(q, r, Tq, D, C)
@@ -171,10 +159,9 @@ def tra_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, 
     blocks = tl.cdiv(Tq, BM)
     tiles = tl.cdiv(Tk, BN)
     head, n = place_keys(tiles)
-    q += head * Tq * D
-    do += head * Tq * D
-    k += head * Tk * D
-    v += head * Tk * D
+    in_q, in_k = head * Tq * D, head * Tk * D
+    q, do = q + in_q, do + in_q
+    k, v = k + in_k, v + in_k
     j = n * BN + tl.arange(0, BN)
     kj = load(k, j, Tk, D, C)
     vj = load(v, j, Tk, D, C)
@@ -205,8 +192,8 @@ def tra_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, 
         dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
         ds = a * (dot(doi, vt) - deltai[:, None])
         dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
-    store(dk + head * Tk * D, j, Tk, dkj * (scale / LOG2E), D, C)
-    store(dv + head * Tk * D, j, Tk, dvj, D, C)
+    store(dk + in_k, j, Tk, dkj * (scale / LOG2E), D, C)
+    store(dv + in_k, j, Tk, dvj, D, C)
 
 
 # -----------------------------------------------------------------------------
@@ -256,7 +243,7 @@ def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     t = tiles(q)
     do = do.contiguous()
     check_memory(q, k, v, log_decay, o, lse, limit)
-    dq, dk, dv, ddecay = gradients(q, k, v, log_decay)
+    dq, dk, dv, ddecay = map(torch.empty_like, (q, k, v, log_decay))
     delta = torch.empty_like(lse)
     first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
     counts = lse.new_empty(total, t["BM"])
@@ -272,7 +259,7 @@ def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
 
 @tra_backward.register_fake
 def _(do, q, k, v, log_decay, o, lse, limit):
-    return gradients(q, k, v, log_decay)
+    return tuple(map(torch.empty_like, (q, k, v, log_decay)))
 
 
 def backward(ctx, do, dlse, dlimit):
@@ -283,10 +270,7 @@ tra.register_autograd(backward, setup_context=save)
 
 
 def tra_attention(q, k, v, log_decay):
-    """
-    tra_attention of model_tra.py. q (B, H, Tq, d); k, v (B, H, Tk, d); log_decay (B, H, Tq)
-    -> (B, H, Tq, d).
-    """
+    """tra_attention of model_tra.py; None for what it cannot do."""
     if not fit(q, k, v):
         return None
     log_decay = log_decay.float().contiguous()
