@@ -77,18 +77,18 @@ def task_of(runs, text):
         if flag == "data" and find_task(text) is not cls:
             fail(f"{first.path} was trained on {name}: it cannot be scored on {text}")
         return make_task(first.config | {flag: text}, first.checkpoint["kept"])
-    for run in runs:
-        if run.config[flag] != first.config[flag]:
-            fail(f"{run.path} was trained on {run.config[flag]}, {first.path} on "
-                 f"{first.config[flag]}: say which to score with --data")
+    for run in reversed(runs):
+        where = run.config[flag]
+        if where != first.config[flag]:
+            fail(f"{run.path} was trained on {where}, {first.path} on {first.config[flag]}: say "
+                 "which to score with --data")
         check_text(run.config, run.checkpoint["source"])
-    task = make_task(first.config, first.checkpoint["kept"])
-    for run in runs:  # of another tokenizer it is another one
-        if run.checkpoint["source"] != make_task(run.config, run.checkpoint["kept"]).source:
-            fail(f"the text behind {run.config[flag]} is not what {run.path} was trained on: its "
-                 "training documents may be in this split. To score it all the same, name the "
-                 f"text: --data {run.config[flag]}")
-    return task
+        task = make_task(run.config, run.checkpoint["kept"])
+        if task.source != run.checkpoint["source"]:
+            fail(f"the text behind {where} is not what {run.path} was trained on: its training "
+                 "documents may be in this split. To score it all the same, name the text: "
+                 f"--data {where}")
+    return task  # of the first
 
 
 def amount_of(args, task):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import data
 import data.recall
 from common import names
-from tests.helpers import command, complaint, rng, write_task
+from tests.helpers import rng, write_task
 
 TWO_MEMBERS = """
 import data
@@ -66,20 +66,10 @@ def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
         assert says in str(e.value) and "\n" not in str(e.value)
 
 
-def test_a_task_of_ones_own_in_every_command(tasks, home):
-    """Also one whose arrays run backwards, and of which nothing is scored in one split."""
-    write_task(tasks, "mine", TWO_MEMBERS.replace("return x, (x + 1) % 3", (
-        "y = (x + 1) % 3 if split != 'none' else np.full_like(x, -1)\n"
-        "        return x[:, ::-1], y[:, ::-1]")).replace(
-        "vocab_size", "splits = 'train', 'iid', 'none'\n    vocab_size").replace(
-        "import", "import numpy as np\nimport", 1))
-    command(home, "train.py", "--model", "alibi", "--data", "mine", "--max_iters", 1,
-            "--block_size", 16, "--n_layer", 1, "--n_embd", 16, "--n_head", 2, "--no-evaluate",
-            "--device", "cpu", "--out_dir", "run")
-    out, _ = command(home, "eval.py", "run", "--sequences", 20, "--device", "cpu")
-    assert "  iid       accuracy" in out and "  none      -  nothing is scored in it" in out
-    command(home, "maps.py", "attention", "run", "--device", "cpu")
-    assert "and writes no text" in complaint(home, "sample.py", "run", "--device", "cpu")
+def test_arrays_may_run_backwards(tasks):
+    write_task(tasks, "back", TWO_MEMBERS.replace("return x, (x", "return x[:, ::-1], (x[:, ::-1]"))
+    x, y = names.make_task(dict(data="back")).tensors("iid", 4, rng())
+    assert torch.equal(y, (x + 1) % 3)
 
 
 # -----------------------------------------------------------------------------
@@ -126,7 +116,8 @@ def test_scores_by_distance_are_in_powers_of_two():
     assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 
 
-def test_logits_that_are_not_finite_are_no_answers(capsys):
+def test_what_is_no_score(capsys):
+    """Logits that are not finite are no answers, at this length of no split; nor is nothing."""
     task, row = data.recall.Task(block_size=64), {"scores": {}}
     run = SimpleNamespace(model=None)
     for value, wrong in ((float("nan"), True), (float("inf"), True), (float("-inf"), False)):
@@ -136,6 +127,9 @@ def test_logits_that_are_not_finite_are_no_answers(capsys):
         data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
         assert row.get("not_finite", False) == wrong and (row["scores"][64] == {}) == wrong
         assert ("its logits are not finite" in capsys.readouterr().out) == wrong
+    task.score = lambda logits, x, y: dict(accuracy=(y[:, 0] * 0, y[:, 0] * 0))
+    data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
+    assert row["scores"][64] == {} and "nothing is scored in it" in capsys.readouterr().out
 
 
 # -----------------------------------------------------------------------------

@@ -1,11 +1,8 @@
 """Retrieval: pairs, the loss, ranking, BM25, evaluation, search in a folder."""
 import contextlib
-import gzip
 import json
 import math
 import re
-import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,9 +20,7 @@ from tests.helpers import (
     documents,
     encoder,
     is_png,
-    process,
     rng,
-    write_package,
 )
 
 NOWHERE = torch.device("cpu"), contextlib.nullcontext()
@@ -146,26 +141,16 @@ def test_prose_gives_up_some_sentences(tmp_path, monkeypatch):
 
 
 def test_pairs_of_the_paper(tmp_path, monkeypatch):
-    """MS MARCO's triples to train on, MLDR's long documents to test: small files in their form."""
+    """MS MARCO's triples to train on, MLDR's long documents to test."""
     passages = [f"Passage {n} says a thing." for n in range(2100)]
     triples = [dict(query=f"what says {n % 1020}?", positive=passages[n], negative=passages[n + 1])
                for n in range(1060)]
-    long = [dict(docid=str(n), text=f"Long text {n}. " * 50) for n in range(12)]
-    asked = [dict(query_id="1", query="which is long?", positive_passages=[long[3]],
-                  negative_passages=[long[5]]) for _ in range(3)]
-    for name, rows in dict(corpus=long, test=asked).items():
-        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as f:
-            f.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def load_dataset(repository, config, split, data_files=None):
-        if data_files is None:
-            assert (repository, config) == (retrieval.MSMARCO, "triplet-hard")
-            return triples
-        folder, _, name = data_files.rpartition("/")
-        assert (repository, folder, split) == ("json", retrieval.MLDR, "train")
-        with gzip.open(tmp_path / name, "rt") as f:
-            return [json.loads(line) for line in f]
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    long = [dict(text=f"Long text {n}. " * 50) for n in range(12)]
+    asked = 3 * [dict(query="which is long?", positive_passages=[long[3]])]
+    rows = {(retrieval.MSMARCO, None): triples, ("json", f"{retrieval.MLDR}/corpus.jsonl.gz"): long,
+            ("json", f"{retrieval.MLDR}/test.jsonl.gz"): asked}
+    monkeypatch.setattr(corpora, "hub", lambda repository, config, split, data_files=None:
+                        rows[repository, data_files])
     monkeypatch.setattr(data.text, "PREPARED", tmp_path)
     task = retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
     # 1000 to 1019 and 1020 to 1059, of which all but the last 20 + 20 ask what is held out
@@ -423,36 +408,29 @@ def test_from_masked_tokens_to_search(library):
 
 def test_what_is_asked_in_a_search(library, monkeypatch):
     """Every query with its own document, BM25 of what is cut, the interval over documents."""
-    command(library, "train.py", "--data", "retrieval", *ENCODER_FLAGS, "--query_size", 16,
-            "--max_iters", 1, "--no-evaluate", "--out_dir", "r")
+    run = SimpleNamespace(
+        path=library / "ckpt.pt", name="r", model=encoder("bert_nope", vocab_size=300),
+        config=dict(model="bert_nope", seed=1, block_size=32),
+        checkpoint=dict(kept=dict(vocabulary=torch.arange(256)), iter=1, seconds=1))
     asked, ranked = [], retrieval.ranked
     monkeypatch.setattr(retrieval, "ranked", lambda *args: asked.append(args) or ranked(*args))
-    words = "eval.py", "r", "--lengths", 32, 512, "--queries", 4, "--split", "train"
-    command(library, *words, draw=True)
+    task, options = task_of(library), Options(lengths=[32, 512], split="train", amount=4)
+    result = task.evaluate([run], options)
     (_, documents, queries, of, bm25, _), = asked
-    task = task_of(library, query_size=16)
     _, every, its, _ = task.collection("train", 512)
-    pairs = {(tuple(text), n) for text, n in zip(map(np.ndarray.tolist, every), its.tolist())}
+    pairs = {(tuple(text.tolist()), n) for text, n in zip(every, its.tolist())}
     drawn = {(tuple(text.tolist()), n) for text, n in zip(queries, of.tolist())}
     assert drawn <= pairs and len(queries) == 4 and len({n for _, n in pairs}) > 1
     questions = [retrieval.words_of(text) for text in task.read(queries)]
     for L in (32, 512):
-        texts = task.read([tokens[:L] for tokens in documents])
-        cut = [retrieval.words_of(text) for text in texts]
+        cut = [retrieval.words_of(text) for text in task.read([row[:L] for row in documents])]
         assert np.array_equal(bm25[L], retrieval.bm25_scores(questions, cut))
-    result = json.loads((library / "r" / "eval.json").read_text())
-    assert result["answers"] == of.tolist() and result["runs"][0]["by_answer_at"]["queries"]
-    row, places = result["runs"][0], result["runs"][0]["places"]["32"]
-    assert row["search"]["whole"]["32"] == retrieval.summary(np.array(places), of, 1337)
-    prepare = retrieval.prepare
-
-    def without_places(*args):  # as MLDR: nobody knows where the answers are
-        corpus, pairs = prepare(*args)
-        return corpus, pairs | {"train.at": np.zeros_like(pairs["train.at"])}
-    monkeypatch.setattr(retrieval, "prepare", without_places)
-    command(library, *words, "--out", "nobody")
-    row, = json.loads((library / "nobody.json").read_text())["runs"]
-    assert row["by_answer_at"] is None
+    row, = result["runs"]
+    assert result["answers"] == of.tolist() and row["by_answer_at"]["queries"]
+    places = np.array(row["places"][32])
+    assert row["search"]["whole"][32] == retrieval.summary(places, of, options.seed)
+    task.pairs["train.at"] = np.zeros_like(task.pairs["train.at"])  # as MLDR: nobody knows where
+    assert task.evaluate([run], options)["runs"][0]["by_answer_at"] is None
 
 
 def test_what_an_encoder_refuses(library, trained):
@@ -500,21 +478,3 @@ def test_what_an_encoder_refuses(library, trained):
     (library / "library" / "0.py").write_text("changed = 1\n")
     assert "is not what r" in complaint(library, "eval.py", "r")
     command(library, "eval.py", "r", "--data", "library", "--lengths", 32)  # named: all the same
-
-
-@pytest.mark.slow
-def test_from_masked_tokens_to_search_in_processes_of_their_own(repo, tmp_path):
-    """The four commands of README, on files of one's own, in the folders that they name."""
-    folder = tmp_path / "clone"
-    shutil.copytree(repo, folder)
-    write_package(folder)
-    few = *ENCODER_FLAGS, "--max_iters", 2, "--no-evaluate"
-    out, _ = process(folder, "train.py", "--data", "mlm", *few)
-    assert "writing to out/bert_cable-mlm-nano" in out
-    run = "out/bert_cable-retrieval-nano"
-    process(folder, "train.py", "--data", "retrieval", "--init_from", "out/bert_cable-mlm-nano",
-            *few, "--query_size", 16)
-    out, _ = process(folder, "eval.py", run, "--queries", 3, "--lengths", 32, 64)
-    assert "whole, recall@10" in out and is_png(folder / run / "eval.png")
-    out, _ = process(folder, "sample.py", "--data", "library", "--prompt", "talon")
-    assert out.count(".py:") == 10

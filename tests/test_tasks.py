@@ -49,24 +49,20 @@ def test_every_task_is_reproducible_and_scores_itself(name):
         x, y = task.tensors(split, 8, rng(3))
         again = task.tensors(split, 8, rng(3))
         assert torch.equal(x, again[0]) and torch.equal(y, again[1])
-        assert y.min() >= (0 if task.target else -1)
         assert len(task.show(x[0].numpy())) == x.size(1)
         assert len(set(task.show(range(task.vocab_size)))) == task.vocab_size
-        if not task.target:
-            perfect_answers_and_one_mistake(task, x, y)
-
-
-def perfect_answers_and_one_mistake(task, x, y):
-    """The scores of perfect answers, then with one wrong answer in the first sequence."""
-    logits = F.one_hot(y.clamp(min=0), task.vocab_size).float()
-    first = (y[0] != -1).nonzero()[0, 0]
-    for wrong in (0, 1):
-        for metric, (count, out_of) in task.score(logits, x, y).items():
-            good = metric in ("exact_match", "accuracy")
-            assert count.tolist() == [1 - wrong if good else wrong, *(7 * [int(good)])]
-            each = metric in ("glitch_rate", "token_error")
-            assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
-        logits[0, first] = -logits[0, first]
+        if task.target:
+            assert y.min() >= 0
+            continue
+        logits = F.one_hot(y.clamp(min=0), task.vocab_size).float()
+        first = (y[0] != -1).nonzero()[0, 0]
+        for wrong in (0, 1):  # perfect answers, then a wrong one in the first sequence
+            for metric, (count, out_of) in task.score(logits, x, y).items():
+                good = metric in ("exact_match", "accuracy")
+                assert count.tolist() == [1 - wrong if good else wrong, *(7 * [int(good)])]
+                each = metric in ("glitch_rate", "token_error")
+                assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
+            logits[0, first] = -logits[0, first]
 
 
 @pytest.mark.parametrize("name, least", [*((name, 1e6) for name in TASKS), ("max_retrieval", 3e5)])
@@ -114,15 +110,14 @@ def test_training_and_evaluation_need_no_float64_off_the_cpu(name, tmp_path, mon
 # -----------------------------------------------------------------------------
 # each of them
 
-@pytest.mark.parametrize("split, reads", [
-    ("train", 26), ("iid", 26), ("sparse", 3.5), ("dense", 115)])
-def test_flip_flop_reads_repeat_the_last_write(split, reads):
+@pytest.mark.parametrize("split, reads, p", [
+    ("train", 26, 0.8), ("iid", 26, 0.8), ("sparse", 3.5, 0.98), ("dense", 115, 0.1)])
+def test_flip_flop_reads_repeat_the_last_write(split, reads, p):
     task = data.flipflop.Task(block_size=512)
     x, y = task.batch(split, 400, rng())
-    assert x.shape == y.shape == (400, 511)
     for row, target in zip(x[:100], y):
         text, memory = "".join(task.show(row)), None
-        assert text[0] == "w" and text[-1] == "r" and re.fullmatch("([wri][01])*r", text)
+        assert re.fullmatch("w([01][wri])*[01]r", text) and len(text) == 511
         for t in range(0, 511, 2):
             if text[t] == "w":
                 memory = text[t + 1]
@@ -135,7 +130,6 @@ def test_flip_flop_reads_repeat_the_last_write(split, reads):
     # the paper's mean reads in a string
     assert (y != -1).sum(1).mean() == pytest.approx(reads, rel=0.06)
     others = x[:, 2:510:2]
-    p = dict(train=0.8, iid=0.8, sparse=0.98, dense=0.1)[split]
     assert (others == 2).mean() == pytest.approx(p, abs=0.01)
     assert (others == 0).mean() == pytest.approx((1 - p) / 2, abs=0.01)
     assert x[:, 1::2].mean() == pytest.approx(3.5, abs=0.02)
@@ -206,111 +200,89 @@ def interpret(words):
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize("split", ["train", "iid", "pass100", "pass10"])
-def test_counting_programs_replayed(split, n):
-    task = data.counting.Task(vars=n, max_ops=40, block_size=162, n_train=300)
-    x, y = task.batch(split, 300, rng())
-    assert x.shape == y.shape == (300, 162)
+@pytest.mark.parametrize("split, share", [
+    ("train", 0.887), ("iid", 0.887), ("pass100", 0.92), ("pass10", 0.672)])
+def test_counting_programs_replayed(split, share, n):
+    task, short, joined = (data.counting.Task(vars=n, max_ops=40, n_train=300, **fields) for fields
+                           in (dict(block_size=162), dict(block_size=20),
+                               dict(block_size=162, joined=True)))
+    (x, y), (sx, sy), (jx, jy) = (t.batch(split, 300, rng()) for t in (task, short, joined))
     assert task.answer(*map(torch.from_numpy, (x, y))).tolist() == (y.max(1) - 10).tolist()
-    lengths, variables, passes = [], set(), 0
-    for row, target in zip(x, y):
+    lengths, variables, passes, asked = [], set(), 0, []
+    for row, target, cut, cut_target, fewer, other in zip(x, y, sx, sy, jx, jy):
         words = [w for w in task.show(row) if w]
         end = len(words) - 1
         assert (row[end + 1:] == 21).all() and (target != -1).nonzero()[0].tolist() == [end]
         answer, ops = interpret(words)
-        assert target[end] - 10 == answer
+        assert target[end] - 10 == answer == cut_target.max() - 10 == other.max() - 10
         lengths.append(ops)
         passes += words.count("pass")
         variables |= set(words) & set("abcde")
-    assert min(lengths) < 6 and max(lengths) == 40 and variables == set("abcde"[:n])
-    assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
-    share = dict(train=0.887, iid=0.887, pass100=0.92, pass10=0.672)[split]
-    assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
-    # the same programs, their beginnings cut off
-    short = data.counting.Task(vars=n, max_ops=40, block_size=20, n_train=300)
-    sx, sy = short.batch(split, 300, rng())
-    for row, cut, target, cut_target in zip(x, sx, y, sy):
-        whole = row[:(row != 21).sum()][-20:]
-        assert cut[:len(whole)].tolist() == whole.tolist()
-        assert cut_target.max() == target.max()
-
-
-def test_counting_in_the_tokens_of_the_authors_release():
-    """The same programs: `pass;` is one token, `a ++;` two, and fewer programs are cut."""
-    plain, joined = (data.counting.Task(vars=3, max_ops=40, block_size=162, n_train=200, joined=j)
-                     for j in (False, True))
-    (x, y), (jx, jy) = (task.batch("iid", 200, rng()) for task in (plain, joined))
-    asked = []
-    for row, short, target, other in zip(x, jx, y, jy):
-        words, fewer = plain.show(row), [w for w in joined.show(short) if w]
-        apart = " ".join(fewer).replace(";", " ;").replace("  ", " ").split()
-        words = [w for w in words if w]
-        assert words == apart and target.max() == other.max()
+        has = sorted(set(words[:-1]) & set("abcde"))
+        asked += [has.index(words[-1])] if len(has) == 2 else []
+        # the same program, its beginning cut off
+        assert cut[:min(20, end + 1)].tolist() == row[:end + 1][-20:].tolist()
+        # and as in the authors' release: `pass;` is one token, `a ++;` two
+        fewer = [w for w in joined.show(fewer) if w]
+        assert " ".join(fewer).replace(";", " ;").replace("  ", " ").split() == words
         assert (other != -1).nonzero()[0].tolist() == [len(fewer) - 1]
         assert fewer.count(";") == fewer.count("=")
-        variables = sorted(set(words[:-1]) & set("abc"))
-        if len(variables) == 2:
-            asked.append(variables.index(words[-1]))
-    assert 0.2 < np.mean(asked) < 0.8  # any variable that is set
-    paper = data.counting.Task.defaults["paper"]
-    cut = []
-    for j in (False, True):
-        task = data.counting.Task(block_size=512, max_ops=512, joined=j)
+    assert min(lengths) < 6 and max(lengths) == 40 and variables == set("abcde"[:n])
+    assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
+    assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
+    assert not asked or 0.2 < np.mean(asked) < 0.8  # any variable that is set
+
+
+def test_counting_as_in_the_paper():
+    paper, cut = data.counting.Task.defaults["paper"], []
+    for joined in (False, True):
+        task = data.counting.Task(block_size=512, max_ops=512, joined=joined)
         x, y = task.programs(2000, 50, rng())
         cut.append((y[:, -1] != -1).mean())
     assert paper["joined"] and cut == pytest.approx([0.53, 0.127], abs=0.03)
     assert paper["max_iters"] * paper["batch_size"] == 100 * data.counting.Task.n_train
+    task = data.counting.Task(n_train=50)  # the programs of the training are fixed
+    seen = {tuple(row) for row in task.fixed[0]}
+    assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
+    assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
+    assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
 
 
 def draw_program(g, length, pass_weight):
-    """A counting program of two variables, as its docstring says it -> [(what, variable)]."""
+    """A counting program of two variables, as its docstring says it -> [2 what + variable]."""
     while True:
         state, ops = [-1, -1], []
         while len(ops) < length:
             u, v = g.random() * (pass_weight + 8), int(g.random() < 0.5)
             what = 0 if u < pass_weight else 1 if u < pass_weight + 1 else 2
-            if what == 0:
-                v = 0
-            elif what == 1:
-                state[v] = 0
-            else:
-                alive = [v for v in (0, 1) if state[v] >= 0]
-                v = alive[v % len(alive)] if alive else 0
-                if not -1 < state[v] < 10:
-                    continue
-                state[v] += 1
-            ops.append((what, v))
-        if any(what == 1 for what, _ in ops):
+            alive = [v for v in (0, 1) if state[v] >= 0]
+            if what == 2 and alive:
+                v = alive[v % len(alive)]
+            if what == 2 and not -1 < state[v] < 10:
+                continue
+            state[v] = (state[v], 0, state[v] + 1)[what]
+            ops.append(2 * what + (v if what else 0))
+        if max(state) >= 0:
             return ops
 
 
 @pytest.mark.parametrize("pass_weight", [50, 10])
 def test_counting_operations_have_their_weights(pass_weight):
     """Lengths are uniform; operations are those of plain drawing and drawing again."""
-    task, count = data.counting.Task(vars=2, max_ops=30, n_train=0), 20000
-    operation, name, value = task.run(count, pass_weight, rng())
+    task = data.counting.Task(vars=2, max_ops=30, n_train=0)
+    operation, name, value = task.run(20000, pass_weight, rng())
     lengths = (operation >= 0).sum(1)
     assert (value <= 10).all() and (value >= 0).any(1).all()
     assert abs(chi_square(np.bincount(lengths - 3), np.ones(28) / 28)) < 4
     g = rng(5)
     plain = [draw_program(g, length, pass_weight) for length in g.integers(3, 31, 2000)]
     for t in (0, 1, 2, 5, 12, 29):  # over programs that reach it: two samples of one distribution
-        reach = lengths > t
-        ours = np.bincount(operation[reach, t] * 2 + name[reach, t], minlength=6)
-        codes = [2 * ops[t][0] + ops[t][1] for ops in plain if len(ops) > t]
-        theirs = np.bincount(codes, minlength=6)
+        ours = np.bincount((operation * 2 + name)[lengths > t, t], minlength=6)
+        theirs = np.bincount([ops[t] for ops in plain if len(ops) > t], minlength=6)
         p = (ours + theirs) / (ours + theirs).sum()
         error = np.sqrt(p * (1 - p) * (1 / ours.sum() + 1 / theirs.sum()))
         differ = np.abs(ours / ours.sum() - theirs / theirs.sum())
         assert (differ <= 4 * error + 1e-12).all(), t
-
-
-def test_training_programs_are_fixed_and_test_programs_new():
-    task = data.counting.Task(n_train=50)
-    seen = {tuple(row) for row in task.fixed[0]}
-    assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
-    assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
-    assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
 
 
 def test_set_complement():
