@@ -76,46 +76,62 @@ def validate(model, task, c, device, context):
     return row | dict(scores=scores) if any(scores.values()) else row
 
 
+def in_words(row):
+    """What validate returns, for the terminal."""
+    words = f"val loss {row['val_loss']:.4f}"
+    if "bema" in row:
+        words += f" ({row['bema']['val_loss']:.4f} with the BEMA weights)"
+    for split, scores in row.get("scores", {}).items():
+        rates = " ".join(f"{metric} {rate:.4f}" for metric, rate in scores.items())
+        words += f" | {split} {rates}"
+    return words
+
+
 # -----------------------------------------------------------------------------
+# what main begins with
 
-def main(argv=None):
-    # settings: of a new run, or of a saved one
-    argv = sys.argv[1:] if argv is None else argv
-    folder, saved = flags.peek(argv, "resume"), None
+def settings_of(argv):
+    """-> the settings of a new run, or of the one that --resume names; its folder; what it saved"""
+    folder = flags.peek(argv, "resume")
     if folder:
-        saved = load_checkpoint(find_checkpoint(folder))
-        c, out = resumed_settings(saved, argv, __doc__), find_checkpoint(folder).parent
-    else:
-        c = new_settings(argv, __doc__)
-        out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).name}-{c.size}")
-        if (out / "ckpt.pt").exists():
-            fail(f"{out} holds a run: continue it with --resume {out}, or name another --out_dir")
-    check(c)
+        path = find_checkpoint(folder)
+        saved = load_checkpoint(path)
+        return resumed_settings(saved, argv, __doc__), path.parent, saved
+    c = new_settings(argv, __doc__)
+    out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).name}-{c.size}")
+    if (out / "ckpt.pt").exists():
+        fail(f"{out} holds a run: continue it with --resume {out}, or name another --out_dir")
+    return c, out, None
 
-    # processes: one, or under torchrun several, of which the first prepares the data and writes
-    device, context, where = setup(c)
-    rank, world = 0, 1
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if c.batch_size % world:
-            fail(f"--batch_size {c.batch_size} does not divide among {world} processes")
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(days=2))  # preparing can take hours
-        if rank:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")
-            dist.barrier()  # the first has prepared the data
 
-    # data and model
-    origin = saved  # what they take over from
+def start_processes(c, device):
+    """-> this process' number and how many there are: one, or under torchrun several."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return 0, 1
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if c.batch_size % world:
+        fail(f"--batch_size {c.batch_size} does not divide among {world} processes")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(days=2))  # preparing text can take hours
+    if rank:  # the first one speaks and writes
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    return rank, world
+
+
+def task_and_model(c, saved, device, rank, world):
+    """-> both, with what they take over from the run that is resumed, or --init_from."""
+    origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
         if origin["config"]["model"] != c.model:
             fail(f"--init_from {c.init_from}: it is a {origin['config']['model']}, not a {c.model}")
+    if rank:
+        dist.barrier()  # the first one prepares the data
     task = names.make_task(vars(c), origin["kept"] if origin else ())
     if world > 1 and not rank:
         dist.barrier()
     if saved and task.source != saved["source"]:
-        fail(f"the text has changed since {out} was trained on it")
+        fail("the text has changed since the run was trained on it")
     if c.batch_size < task.least_batch * world:
         fail(f"this task needs a --batch_size of at least {task.least_batch} for each process")
     setattr(c, task.text_flag, getattr(task, task.text_flag))  # a path is absolute now
@@ -125,11 +141,40 @@ def main(argv=None):
         fail(f"{c.data} needs {'an encoder' if task.for_encoders else 'a causal model'}: "
              f"choose from {', '.join(names.that_read(both_ways=task.for_encoders))}")
     torch.manual_seed(c.seed)
-    raw_model = names.make_model(vars(c)).to(device)
+    model = names.make_model(vars(c)).to(device)
     if origin:
-        load_weights(raw_model, origin["model"], folder or c.init_from)
+        load_weights(model, origin["model"], c.init_from or "the checkpoint")
     if not saved:
-        task.begin(raw_model)
+        task.begin(model)
+    return task, model
+
+
+def show_settings(c, task, model, where):
+    for title, cls in configs(sys.modules[type(model).__module__], type(task)).items():
+        words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
+        print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
+
+
+def fail_not_finite(model, loss, it):
+    """Names what is not: the loss, or the first parameter's gradient."""
+    what = "the loss"
+    for name, p in model.named_parameters():
+        if loss.isfinite() and p.grad is not None and not p.grad.isfinite().all():
+            what = f"the gradient of {name}"
+            break
+    fail(f"{what} is not finite at iter {it}; a lower --learning_rate may help. The checkpoints "
+         "are as they were")
+
+
+# -----------------------------------------------------------------------------
+
+def main(argv=None):
+    c, out, saved = settings_of(sys.argv[1:] if argv is None else argv)
+    check(c)
+    device, context, where = setup(c)
+    rank, world = start_processes(c, device)
+    task, raw_model = task_and_model(c, saved, device, rank, world)
 
     # optimizer: matrices and embeddings decay; gains, biases and scalars do not
     wide = [p for p in raw_model.parameters() if p.dim() >= 2]
@@ -157,13 +202,7 @@ def main(argv=None):
     model = torch.compile(raw_model) if compiling else raw_model
     if world > 1:
         model = DistributedDataParallel(model)
-
-    # say what runs
-    for title, cls in configs(module, type(task)).items():
-        words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
-        print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
-    print(f"{sum(p.numel() for p in raw_model.parameters()):,} parameters on {where}"
-          f"{', torch.compile' if compiling else ''}")
+    show_settings(c, task, raw_model, where + (", torch.compile" if compiling else ""))
     print(f"writing to {out}, from iter {start}", flush=True)
 
     # the loop; Ctrl-C and kill only ask for its end
@@ -194,11 +233,7 @@ def main(argv=None):
         # step
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip or math.inf)
         if not (loss + norm).isfinite():
-            name = next((name for name, p in raw_model.named_parameters()
-                         if p.grad is not None and not p.grad.isfinite().all()), "")
-            what = f"the gradient of {name}" if loss.isfinite() and name else "the loss"
-            fail(f"{what} is not finite at iter {it + 1}; a lower --learning_rate may help. "
-                 "The checkpoints are as they were")
+            fail_not_finite(raw_model, loss, it + 1)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         it += 1
@@ -237,13 +272,7 @@ def main(argv=None):
                 raw_model.load_state_dict(average.weights(raw_model, it), strict=False)
                 row["bema"] = validate(model, task, c, device, context)
                 raw_model.load_state_dict(last)
-                print(f"iter {it}/{c.max_iters} | val loss {row['bema']['val_loss']:.4f} with the "
-                      "BEMA weights")
-            words = f"iter {it}/{c.max_iters} | val loss {row['val_loss']:.4f}"
-            for split, scores in row.get("scores", {}).items():
-                rates = " ".join(f"{metric} {rate:.4f}" for metric, rate in scores.items())
-                words += f" | {split} {rates}"
-            print(words, flush=True)
+            print(f"iter {it}/{c.max_iters} | {in_words(row)}", flush=True)
             log.write(json_line(dict(iter=it) | row))
 
         # save

@@ -123,7 +123,7 @@ def test_a_changed_text_stops_a_resume_and_a_moved_one_does_not(home):
     assert max(losses(home / "run")[0]) == 3
     (home / "moved" / "0.txt").write_text("something else " * 60)
     again = "train.py", "--resume", "run", "--max_iters", 4, "--data", "moved"
-    assert "the text has changed since run was trained on it" in complaint(home, *again)
+    assert "the text has changed since the run was trained on it" in complaint(home, *again)
     assert torch.load(home / "run" / "ckpt.pt", weights_only=True)["iter"] == 3
 
 
