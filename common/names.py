@@ -105,10 +105,13 @@ def new_cache(model, size):
 # -----------------------------------------------------------------------------
 # tasks
 
+NOT_TASKS = {"__init__", "corpora", "pairs", "search", "text"}  # the other files of data/
+
+
 def task_names():
     """Every name that --data knows, paths aside: the corpora, then the tasks."""
     stems = {path.stem for path in ROOT.glob("data/*.py")}
-    return [*data.text.CORPORA, *sorted(stems - {"__init__", "corpora", "text"})]
+    return [*data.text.CORPORA, *sorted(stems - NOT_TASKS)]
 
 
 def find_task(name, gone=False):

@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from common import names
 from tests.helpers import MODEL_FILES, ROOT
 
 FOLDERS = (".", "common", "data", "kernels", "experiments", "tests")
@@ -61,7 +62,7 @@ def test_who_imports_whom():
     """A new model or task is a new file; scripts find it by its name."""
     models = {path.stem for path in MODEL_FILES}
     tasks = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")} - {
-        "data.__init__", "data.text", "data.corpora"}
+        f"data.{name}" for name in names.NOT_TASKS}
     for module, others in imports().items():
         if module in models:
             assert others <= {"kernels"}, module

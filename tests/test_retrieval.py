@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import data.text
-from data import Options, corpora, retrieval
+from data import Options, corpora, pairs, retrieval, search
 from tests.helpers import (
     ENCODER_FLAGS,
     close,
@@ -70,11 +70,11 @@ def test_which_definitions_are_asked_for(library, monkeypatch):
              ("val", still)]
     with monkeypatch.context() as patch:
         patch.setattr(corpora, "open_corpus", lambda corpus: texts)
-        splits = retrieval.from_documents("any")
+        splits = pairs.from_documents("any")
     assert [(query, n) for query, n, _ in splits["train"][1]] == [
         ("It is one that does this.", 0), ("It is two that does this.", 1)]
     assert [query for query, *_ in splits["val"][1]] == ["It is four that does this."]
-    assert len(splits["test"][1]) == retrieval.ASKED == 8
+    assert len(splits["test"][1]) == pairs.ASKED == 8
     task = task_of(library, block_size=64)
     _, every, _, at = task.collection("train", 10**6)
     limit = int(np.median(at))
@@ -99,7 +99,7 @@ def test_docstrings_that_stay_and_those_that_go():
         'def f():\n    """Too short."""\n    return 2\n\n\n'
         'if x:\n    try:\n        pass\n    except E:\n        def g():\n'
         '            """Deep in other statements."""\n            return "ä"\n')
-    document, asked = retrieval.without_queries(source)
+    document, asked = pairs.without_queries(source)
     answers = {query: document[at:end].strip().split("\n") for query, (at, end) in asked}
     ends = {query: (lines[0].strip(), lines[-1].strip()) for query, lines in answers.items()}
     assert ends == {"Said in one place.": ("def a():", "return 1"),
@@ -113,7 +113,7 @@ def test_docstrings_that_stay_and_those_that_go():
 
 def test_prose_gives_up_some_sentences(tmp_path, monkeypatch):
     sentences = [f"The {n}th sentence of this text has a word like w{n * n}." for n in range(200)]
-    document, asked = retrieval.without_queries("Title, no sentence\n\n" + " ".join(sentences))
+    document, asked = pairs.without_queries("Title, no sentence\n\n" + " ".join(sentences))
     assert 10 < len(asked) < 50
     for query, (at, end) in asked:
         assert at == end and query not in document
@@ -123,7 +123,7 @@ def test_prose_gives_up_some_sentences(tmp_path, monkeypatch):
     # a sentence does not end within a number, but behind the quotation mark that closes it
     text = ('He counted to number 2.13 on one old machine of theirs, item {0}. "It is done, maybe '
             'after all the days of work, {0}." Then came the rest, a line of words for item {0}! ')
-    _, asked = retrieval.without_queries("".join(text.format(n) for n in range(300)))
+    _, asked = pairs.without_queries("".join(text.format(n) for n in range(300)))
     assert {re.sub(r"\d+([.!]\"?)$", r"N\1", query) for query, _ in asked} == {
         "He counted to number 2.13 on one old machine of theirs, item N.",
         '"It is done, maybe after all the days of work, N."',
@@ -147,8 +147,8 @@ def test_pairs_of_the_paper(tmp_path, monkeypatch):
                for n in range(1060)]
     long = [dict(text=f"Long text {n}. " * 50) for n in range(12)]
     asked = 3 * [dict(query="which is long?", positive_passages=[long[3]])]
-    rows = {(retrieval.MSMARCO, None): triples, ("json", f"{retrieval.MLDR}/corpus.jsonl.gz"): long,
-            ("json", f"{retrieval.MLDR}/test.jsonl.gz"): asked}
+    rows = {(pairs.MSMARCO, None): triples, ("json", f"{pairs.MLDR}/corpus.jsonl.gz"): long,
+            ("json", f"{pairs.MLDR}/test.jsonl.gz"): asked}
     monkeypatch.setattr(corpora, "hub", lambda repository, config, split, data_files=None:
                         rows[repository, data_files])
     monkeypatch.setattr(data.text, "PREPARED", tmp_path)
@@ -333,8 +333,12 @@ def test_the_files_that_answer_best(tmp_path, capsys):
     files = {"half.py": "z-z-z-z-", "lines.py": "-------\n--zz--\n\n--z----\n" + 9 * "-------\n",
              "long.py": 200 * "-\n" + "zz-z---\n" + 20 * "word " + "query and words"}
 
+    (tmp_path / "files").mkdir()
+    for name, said in files.items():
+        (tmp_path / "files" / name).write_text(said)
+
     def search(prompt, bm25):
-        retrieval.search_files(run, files, prompt, *NOWHERE, bm25)
+        retrieval.Task.search(run, tmp_path / "files", prompt, *NOWHERE, bm25)
         return re.sub(r"\d\.\d{3}  ", "", capsys.readouterr().out).splitlines()
     prompt = b"zz--" + 30 * b"z"  # cut to four tokens: a share of one half
     lines = search(prompt, bm25=False)
@@ -354,10 +358,10 @@ def test_the_files_that_answer_best(tmp_path, capsys):
 
 def test_a_line_is_cut_at_words_around_what_is_asked():
     line = " ".join(f"word{n}" for n in range(40))
-    assert retrieval.snippet("  a   short\tone ", ["x"]) == "a short one"
+    assert search.snippet("  a   short\tone ", ["x"]) == "a short one"
     for words, begins in ((["absent"], "word0 "), (["word3"], "word0 "), (["word30"], "word26 ")):
-        part = retrieval.snippet(line, words)
-        assert part.startswith(begins) and len(part) <= retrieval.WIDTH
+        part = search.snippet(line, words)
+        assert part.startswith(begins) and len(part) <= search.WIDTH
         assert set(part.removesuffix(" ...").split()) <= set(line.split())
 
 
@@ -418,9 +422,9 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     result = task.evaluate([run], options)
     (_, documents, queries, of, bm25, _), = asked
     _, every, its, _ = task.collection("train", 512)
-    pairs = {(tuple(text.tolist()), n) for text, n in zip(every, its.tolist())}
+    right = {(tuple(text.tolist()), n) for text, n in zip(every, its.tolist())}
     drawn = {(tuple(text.tolist()), n) for text, n in zip(queries, of.tolist())}
-    assert drawn <= pairs and len(queries) == 4 and len({n for _, n in pairs}) > 1
+    assert drawn <= right and len(queries) == 4 and len({n for _, n in right}) > 1
     questions = [retrieval.words_of(text) for text in task.read(queries)]
     for L in (32, 512):
         cut = [retrieval.words_of(text) for text in task.read([row[:L] for row in documents])]
