@@ -107,6 +107,8 @@ def planned(args):
 
 def dry_run(args, todo):
     """Every command; every model, without memory. What cannot be built is named at the end."""
+    entry, part = experiments.find(args.entry, args.scale)
+    print(entry["title"] + (f". Here: {part['note']}" if "note" in part else ""))
     broken = []
     for job in todo:
         for words in job.commands(args.device):
@@ -126,6 +128,9 @@ def make(args, todo):
     """Makes what is absent -> {name: why it failed}."""
     missing = [job for job in todo if not job.done]
     print(f"{args.entry}: {len(todo)} runs, {len(todo) - len(missing)} of them there", flush=True)
+    if args.add:
+        folder = os.path.relpath(runs.added_folder(args.entry, args.scale, args.add))
+        print(f"after an edit of {args.add} remove {folder}, for what is there is used", flush=True)
     _, part = experiments.find(args.entry, args.scale)
     if missing and "gone" in part:
         fail(f"{args.entry} cannot be made any more: it is of {part['gone']}")

@@ -1,6 +1,10 @@
 """
 Every table and figure of the papers: python reproduce.py NAME makes one.
 
+    ENTRIES = {"mine": dict(title="Mine on flip-flop", columns=[("iid", "iid", "exact_match")],
+                            cpu=dict(train="--data flipflop --max_iters 1000", minutes=3,
+                                     eval="--sequences 500", rows=rows(3, "fox", "mine")))}
+
 A file here has ENTRIES = {name: entry}, and NUMBERED = {"Table 1": names}: what a paper's tables
 and figures are here, or in words why they are not. The papers' numbers are in papers.json, by
 entry. An entry has

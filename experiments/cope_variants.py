@@ -110,17 +110,20 @@ def given_slopes(config):
 
 
 class Position(nn.Module):
-    """From counts p (B, H, n, m) and queries q (B, H, n, d) to the bias (B, H, n, m)."""
-    def __init__(self, config):
+    """
+    From counts p (B, H, n, m) and queries q (B, H, n, d) to the bias (B, H, n, m). use: a
+    config.position, or none, of a layer whose logits are q . k alone.
+    """
+    def __init__(self, config, use):
         super().__init__()
-        d, self.P, self.kind = config.n_embd // config.n_head, config.P, config.position
-        if self.kind == "embedding":
+        d, self.P, self.use = config.n_embd // config.n_head, config.P, use
+        if use == "embedding":
             self.pos_emb = nn.Parameter(torch.zeros(d, config.P))
-        elif self.kind == "mlp":
+        elif use == "mlp":
             self.mlp = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, d))
-        elif config.slopes:
+        elif use == "alibi" and config.slopes:
             self.register_buffer("m", given_slopes(config), persistent=False)
-        else:
+        elif use == "alibi":
             self.m = nn.Parameter(torch.zeros(config.n_head))
         self.drop, self.window = config.drop, config.window or math.inf
         self.relative = None  # beside the count
@@ -129,14 +132,16 @@ class Position(nn.Module):
             self.relative = Relative(model_classics.GPTConfig(**shape))
 
     def clamp(self, p):
-        whole = self.kind == "alibi" or self.drop  # Eq. 10 has no p_max
+        whole = self.use == "alibi" or self.drop  # Eq. 10 has no p_max
         return p if whole else p.clamp(max=self.P - 1)
 
     def forward(self, q, p):
-        if self.kind == "embedding":
+        if self.use == "none":
+            return torch.zeros_like(p)
+        if self.use == "embedding":
             bias = interpolate(q @ self.pos_emb.to(q.dtype), p)
             return bias.masked_fill(p > self.P - 1, float("-inf")) if self.drop else bias
-        if self.kind == "alibi":
+        if self.use == "alibi":
             return -self.m[:, None, None] * p
         with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
             return mlp_bias(self.mlp, q.to(p.dtype), p)
@@ -157,17 +162,6 @@ def mlp_bias(mlp, q, p):
     line = torch.bucketize(p.detach(), knots)
     offset = offset + q @ mlp[2].bias[:, None]
     return slope.gather(-1, line) * p + offset.gather(-1, line)
-
-
-class NoPosition(nn.Module):
-    """Of a layer whose logits are q . k alone."""
-    relative, window = None, math.inf
-
-    def clamp(self, p):
-        return p
-
-    def forward(self, q, p):
-        return torch.zeros_like(p)
 
 
 class CausalSelfAttention(model_cope.CausalSelfAttention):
@@ -208,10 +202,10 @@ class GPT(model_cope.GPT):
             block.attn = CausalSelfAttention(config, layer)
         self.load_state_dict(weights, strict=False)  # as they start there
         shared = config.share and (config.position != "alibi" or config.slopes)
-        count = 1 if shared or config.first else config.n_layer
-        self.pos_emb = nn.ModuleList(Position(config) for _ in range(count))
+        uses = [config.position] * (1 if shared else config.n_layer)
         if config.first:
-            self.pos_emb.extend(NoPosition() for _ in range(config.n_layer - 1))
+            uses = [config.position] + ["none"] * (config.n_layer - 1)
+        self.pos_emb = nn.ModuleList(Position(config, use) for use in uses)
         for module in self.pos_emb.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)

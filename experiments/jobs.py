@@ -135,6 +135,8 @@ def planned(name, entry, scale, args, folder):
     jobs = []
     for task, part in by_task(scale).items():
         trained = Path("out") / f"{entry.get('group', name)}.{args.scale}" / task
+        if args.add:
+            trained = folder.relative_to(ROOT) / task
         for label, row in part["rows"].items():
             flags = part["rows"][row.of].train if row.of else row.train
             flags += " --compile on" if args.compile else ""
@@ -239,5 +241,5 @@ def measured(name, scale, task=""):
     seconds = [seconds_of(run) for run in result.get("runs", [])
                if task in ("", run.get("task"))]
     for panel in result.get("panels", []):
-        seconds += [scheme["seconds"] for scheme in panel["schemes"].values()]
+        seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
     return statistics.mean(seconds) if seconds else 0

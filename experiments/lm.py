@@ -21,8 +21,7 @@ OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "peri": "--norm peri --pe rope"}
 NAMES = {"tra pre": "tra", "peri": "perinorm"}  # of rows that are not their model's
 THREE_SEEDS = ("cable", "alibi", "rope", "fox", "cope", "tra")
-# of what was trained on windows of 256 for STEPS steps, whose validation losses fell the most over
-# the last fifth of them: .078, .066, .060 nats
+# of what was trained on windows of 256 for STEPS steps, whose validation losses fell the most
 TWICE = ("nope", "label", "learned")
 STEPS = 3000  # of 16 windows of 256 bytes: 12 million bytes; see lm_context
 SHORT = 375   # the same for lm_rates

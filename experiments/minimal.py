@@ -37,11 +37,7 @@ class MinimalTransformer(nn.Module):
     """
     def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
         super().__init__()
-        if norm not in ("none", *SCHEMES):
-            raise ValueError(f"norm={norm!r} is not one of none, {', '.join(SCHEMES)}")
         d_v = d if d_v is None else d_v
-        if n < 2 or min(d, d_k, d_v) < 1:
-            raise ValueError("a minimal transformer needs n >= 2 tokens and d, d_k, d_v >= 1")
         shapes = dict(E=(n, d), W_Q=(d, d_k), W_K=(d, d_k), W_V=(d, d_v), W_O=(d_v, d), U=(d, n))
         for name, shape in shapes.items():
             w = nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04)
@@ -102,8 +98,6 @@ class MaxRetrieval(nn.Module):
     """
     def __init__(self, norm="none", classes=10, width=128):
         super().__init__()
-        if norm not in ("none", "pre", "post", "peri"):
-            raise ValueError(f"norm={norm!r} is not one of none, pre, post, peri")
         self.enter = nn.Sequential(
             nn.Linear(1 + classes, width), nn.GELU(), nn.Linear(width, width))
         self.leave = nn.Sequential(

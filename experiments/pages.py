@@ -74,7 +74,8 @@ def command_of(name, scale):
     if "gone" in part:
         return f"made by {part['gone']}"
     words = f"python reproduce.py {entry.get('runs', name)}"
-    return f"`{words}`" if scale == "cpu" else f"`{words} --scale {scale}`"
+    words += "" if scale == "cpu" else f" --scale {scale}"
+    return f"`{words}`" + (f"; here {part['note']}" if "note" in part else "")
 
 
 def marked(name, scale, result):
@@ -113,6 +114,8 @@ def small(result, command):
     runs = runs or result.get("runs", [])
     made = [run["environment"] for run in runs if "environment" in run] or [result["environment"]]
     parts = [command, machines(made)]
+    if "steps" in result:
+        parts.append(f"{result['steps']:,} steps")
     if "queries" in result:
         parts.append(f"{result['queries']:,} queries, {result['documents']:,} documents, chance "
                      f"{100 * result['chance']:.1f}")

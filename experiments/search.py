@@ -332,14 +332,11 @@ def main(argv=None):
     for scheme in entry["schemes"]:
         if scheme in result["schemes"]:
             continue
-        begin = time.time()
 
-        def tell(step, losses, scheme=scheme, begin=begin):
+        def tell(step, losses, scheme=scheme):
             if step % max(1, steps // 50) == 0 or step == steps:
-                left = int((time.time() - begin) / step * (steps - step))
-                print(f"iter {step}/{steps} | {scheme} | median loss "
-                      f"{losses.nanmedian().item():.4f} | eta {left // 60}m{left % 60:02d}s",
-                      flush=True)
+                loss = losses.nanmedian().item()
+                print(f"iter {step}/{steps} | {scheme} | median loss {loss:.4f}", flush=True)
         searched = search(panel, scheme, steps, part["trials"], entry.get("peak", 1e-2),
                           str(device), tell)
         trials = [shown(trial, entry) for trial in searched["trials"]]

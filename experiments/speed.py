@@ -7,76 +7,69 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
 
 
 def bench_table(result):
-    """Whatever kinds of measurement are in a JSON of bench.py."""
-    text = []
-    kinds = {k: result[k] for k in ("train", "decode", "memory") if k in result}
-    if kinds:
-        text.append(models_table(kinds))
-    if "generate" in result:
-        text.append(models_table({"generate": result["generate"]}))
+    """Whatever a JSON of bench.py has measured."""
+    texts = []
+    by_model = {k: result[k] for k in ("train", "decode", "memory", "generate") if k in result}
+    if by_model:
+        texts.append(models_table(by_model))
     if "attention" in result:
-        text.append(attention_table(result["attention"]))
+        texts.append(attention_table(result["attention"]))
     if "kernels" in result:
-        text.append(kernels_table(result["kernels"]))
-    return "\n\n".join(text)
+        texts.append(kernels_table(result["kernels"]))
+    return "\n\n".join(texts)
 
 
-def models_table(kinds):
-    """{kind: {model: {what: number}}} -> a row for each model."""
+def models_table(measured):
+    """{what was measured: {model: {what: number}}} -> a row for each model."""
     heads, rows = [], {}
-    for found in kinds.values():
-        names = list(next(iter(found.values())))
+    for by_model in measured.values():
+        names = list(next(iter(by_model.values())))
         heads += [HEADS.get(name, name.replace("_", " ")) for name in names]
-        for model in found:
-            rows.setdefault(model, [])
+        rows |= {model: [] for model in by_model if model not in rows}
     for model, cells in rows.items():
-        for found in kinds.values():
-            for name in next(iter(found.values())):
-                y = found.get(model, {}).get(name)
+        for by_model in measured.values():
+            for name in next(iter(by_model.values())):
+                y = by_model.get(model, {}).get(name)
                 cells.append("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}")
     return markdown(["model", *heads], [[model, *cells] for model, cells in rows.items()])
 
 
-def attention_table(found):
+def attention_table(by_length):
     """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
     columns, names = [], {}
-    for T, rows in found.items():
+    for T, rows in by_length.items():
         names |= dict.fromkeys(rows)
-        for kind in ("forward", "both"):
-            if any(f"{kind}_ms" in r for r in rows.values()):
-                columns.append((T, kind))
+        columns += [(T, way) for way in ("forward", "both")
+                    if any(f"{way}_ms" in row for row in rows.values())]
     reference = next(iter(names))
     heads = []
-    for T, kind in columns:
-        what = dict(forward="forward", both="forward and backward")[kind]
-        ms = found[T][reference].get(f"{kind}_ms")
+    for T, way in columns:
+        what = dict(forward="forward", both="forward and backward")[way]
+        ms = by_length[T][reference].get(f"{way}_ms")
         took = f"{ms:,.0f} ms" if ms else "failed"
         heads.append(f"{what}, T = {int(T):,} ({reference}: {took})")
-    lines = []
-    for name in names:
-        cells = []
-        for T, kind in columns:
-            r = found[T].get(name, {})
-            cell = "failed" if f"{kind}_failed" in r else "-"
-            if f"{kind}_ms" in r:  # and no time to compare it with
-                cell = f"{r[f'{kind}_ms']:,.1f} ms"
-            if f"{kind}_of_{reference}" in r:
-                cell = f"{r[f'{kind}_of_{reference}']:.2f}"
-            if f"{kind}_GB" in r:
-                cell += f" ({r[f'{kind}_GB']:.2f})"
-            cells.append(cell)
-        lines.append([name, *cells])
+    lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
+                      for T, way in columns)] for name in names]
     return markdown([f"times {reference} (GB)", *heads], lines)
 
 
-def kernels_table(found):
+def attention_cell(row, way, reference):
+    cell = "failed" if f"{way}_failed" in row else "-"
+    if f"{way}_ms" in row:  # and no time to compare it with
+        cell = f"{row[f'{way}_ms']:,.1f} ms"
+    if f"{way}_of_{reference}" in row:
+        cell = f"{row[f'{way}_of_{reference}']:.2f}"
+    return cell + (f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else "")
+
+
+def kernels_table(by_name):
     """Registers / bytes spilled / instructions, a row for each kernel."""
-    rows, columns = {}, {}
-    for name, r in found.items():
+    rows, targets = {}, {}
+    for name, row in by_name.items():
         kernel, _, target = name.partition(", ")
-        columns[target] = None
-        spilled = max(r["spill_stores"], r["spill_loads"])
-        cell = f"{r['registers']} / {spilled} / {r['instructions']:,}"
-        rows.setdefault(kernel, {})[target] = cell + (" C7515" if r["serialized"] else "")
-    lines = [[kernel, *(cells.get(t, "-") for t in columns)] for kernel, cells in rows.items()]
-    return markdown(["registers / bytes spilled / instructions a tile", *columns], lines)
+        targets[target] = None
+        spilled = max(row["spill_stores"], row["spill_loads"])
+        cell = f"{row['registers']} / {spilled} / {row['instructions']:,}"
+        rows.setdefault(kernel, {})[target] = cell + (" C7515" if row["serialized"] else "")
+    lines = [[kernel, *(cells.get(t, "-") for t in targets)] for kernel, cells in rows.items()]
+    return markdown(["registers / bytes spilled / instructions a tile", *targets], lines)

@@ -126,16 +126,6 @@ def test_the_minimal_transformer_is_equation_3(norm, constant):
             close(model(torch.tensor([tokens]))[0, t], x @ model.U, 1e-10)
 
 
-def test_minimal_models_say_what_is_wrong():
-    with pytest.raises(ValueError, match="norm='final' is not one of none, pre, pre_final, outp"):
-        minimal.MinimalTransformer(7, 5, norm="final")
-    for shape in (dict(n=1, d=5), dict(n=7, d=0), dict(n=7, d=5, d_k=0)):
-        with pytest.raises(ValueError, match="needs n >= 2 tokens and d, d_k, d_v >= 1"):
-            minimal.MinimalTransformer(**shape)
-    with pytest.raises(ValueError, match="norm='final' is not one of none, pre, post, peri"):
-        minimal.MaxRetrieval("final")
-
-
 @pytest.mark.parametrize("norm", ["none", "pre", "post", "peri"])
 def test_max_retrieval_ignores_padding_and_order(norm):
     torch.manual_seed(0)

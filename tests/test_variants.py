@@ -74,7 +74,7 @@ def test_every_use_of_copes_count_is_its_formula(name, changes, tables):
 
 
 def test_an_mlp_of_a_count_is_a_line_between_knots():
-    pos = cope_variants.Position(cope_variants.GPTConfig(n_embd=8, n_head=2, position="mlp"))
+    pos = cope_variants.Position(cope_variants.GPTConfig(n_embd=8, n_head=2), "mlp")
     pos.double()
     with torch.no_grad():
         for weights in pos.parameters():
