@@ -199,7 +199,7 @@ def gpu(args):
     known = kernels.ON_GPU
     args.models = args.models or [
         name for name, (module, _) in models().items()
-        if plain_function(module).__name__ in known]
+        if getattr(plain_function(module), "__name__", "") in known]
     rows = attention(args)
     for T, by_name in rows.items():
         for name, row in by_name.items():
