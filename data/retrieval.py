@@ -117,7 +117,8 @@ class Task(CutTask):
         # the definition begins in the first half of the window
         starts = self.pairs[f"{split}.documents.starts"]
         last = starts[of[n] + 1] - starts[of[n]] - 1  # where prose may have its answer
-        start = np.minimum(at[n] - rng.integers(0, self.block_size // 2 + 1, len(n)), last).clip(0)
+        before = rng.integers(0, self.block_size // 2 + 1, len(n))
+        start = np.minimum(at[n] - before, last).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
         other, first = self.negatives(split, n)
         negatives = self.cut(f"{split}.documents", other, first.clip(0), self.block_size)
@@ -165,12 +166,14 @@ class Task(CutTask):
         for document in np.unique(of):
             n = np.flatnonzero(of == document)
             places = np.arange(0, starts[document + 1] - starts[document], T)
-            places = places[np.linspace(0, len(places) - 1, min(PLACES, len(places))).astype(int)]
+            some = np.linspace(0, len(places) - 1, min(PLACES, len(places)))
+            places = places[some.astype(int)]
             windows = self.cut("train.documents", np.full(len(places), document), places, T)
             queries = self.cut("train.queries", n, 0, self.query_size)
-            score = (vectors(queries) @ vectors(windows).T).numpy()      # (queries, places)
-            before, after = at[n, None] - 2 * T, np.maximum(at + 2 * T, end)[n, None]
-            score[(before < places) & (places < after)] = -np.inf        # the answer itself
+            score = (vectors(queries) @ vectors(windows).T).numpy()  # (queries, places)
+            before = at[n, None] - 2 * T
+            after = np.maximum(at + 2 * T, end)[n, None]
+            score[(before < places) & (places < after)] = -np.inf    # the answer itself
             has_other = np.isfinite(score.max(1))
             chosen[n[has_other]] = places[score.argmax(1)[has_other]]
         model.train()
@@ -182,19 +185,22 @@ class Task(CutTask):
         overlaps the query's own is no negative: it may be as right. (One farther into the same
         class is, though it may answer, too.)
         """
-        query, document, negative = x.split((self.query_size, self.block_size, self.block_size), 1)
-        B, some = len(x), (negative != PAD).any(1)
+        B, T = len(x), self.block_size
+        query, document, negative = x.split((self.query_size, T, T), 1)
+        some = (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
         with torch.autocast(x.device.type, enabled=False):  # what is divided is not in bfloat16
-            score = q.float() @ d.float().T / self.temperature           # (B, B and negatives)
+            score = q.float() @ d.float().T / self.temperature  # (B, B and negatives)
         of, start, other, first = y.T
-        near = (start[:, None] - torch.cat((start, first[some]))).abs() < self.block_size
+        near = (start[:, None] - torch.cat((start, first[some]))).abs() < T
         same = near & (of[:, None] == torch.cat((of, other[some])))
         same.fill_diagonal_(False)
         score = score.masked_fill(same, -torch.inf)
         right = torch.arange(B, device=x.device)
-        return score, (F.cross_entropy(score, right) + F.cross_entropy(score[:, :B].T, right)) / 2
+        to_document = F.cross_entropy(score, right)
+        to_query = F.cross_entropy(score[:, :B].T, right)
+        return score, (to_document + to_query) / 2
 
     def score(self, logits, x, y):
         """A batch is too small to search in: evaluate does."""
@@ -252,10 +258,11 @@ class Task(CutTask):
         for run in runs:
             start = time.monotonic()
             places, by_first = ranked(run, documents, queries, of, bm25, options)
-            row = describe(run) | dict(search={}, eval_seconds=round(time.monotonic() - start, 2))
-            for reading, by_length in places.items():
-                row["search"][reading] = {L: summary(by_length[L], of, options.seed)
-                                          for L in by_length}
+            row = describe(run) | dict(search={})
+            row["eval_seconds"] = round(time.monotonic() - start, 2)
+            for name, by_length in places.items():
+                row["search"][name] = {L: summary(by_length[L], of, options.seed)
+                                       for L in by_length}
             row["by_answer_at"] = None  # nobody knows
             if self.pairs[f"{split}.at"].any():
                 row["by_answer_at"] = by_evidence(places, by_first, at, T)
@@ -291,7 +298,8 @@ def ranked(run, documents, queries, of, bm25, options):
     places = {reading: {} for reading in READINGS}
     for L, lexical in bm25.items():
         seen = start < L
-        scores = dict(bm25=lexical, windows=best_window(by_window[:, seen], owner[seen], len(ours)))
+        scores = dict(bm25=lexical)
+        scores["windows"] = best_window(by_window[:, seen], owner[seen], len(ours))
         try:
             scores["whole"] = query @ vectors([tokens[:L] for tokens in ours]).T
         except ValueError as e:  # an encoding that ends
