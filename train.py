@@ -210,7 +210,7 @@ def main(argv=None):
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), lambda *_: stop.append(1))
-    logged, clock, it = start, time.monotonic(), start
+    it, logged, clock = start, start, time.monotonic()
     while it < c.max_iters:
         lr = get_lr(c, it)
         for group in optimizer.param_groups:
@@ -296,8 +296,7 @@ def main(argv=None):
         dist.barrier()
         dist.destroy_process_group()
     if it < c.max_iters:
-        print(f"interrupted after iter {it}, saved; "
-              f"continue with: python train.py --resume {out}")
+        print(f"interrupted after iter {it}, saved; continue with: train.py --resume {out}")
         sys.exit(130)
     print(f"trained {it} iters in {seconds:.0f} s, best val loss {best_val_loss:.4f}; "
           f"{out}/ckpt.pt is the last, best.pt the best")
