@@ -138,7 +138,7 @@ def planned(name, entry, scale, args, folder):
         if args.add:
             trained = folder.relative_to(ROOT) / task
         for label, row in part["rows"].items():
-            flags = part["rows"][row.of].train if row.of else row.train
+            flags = part["rows"][row.of or label].train
             flags += " --compile on" if args.compile else ""
             for seed in range(1337, 1337 + (args.seeds or row.seeds)):
                 run = f"{slug(flags.replace('--model ', ''))}-{seed}"

@@ -10,6 +10,7 @@ is filled by reproduce.py NAME, and every block of every page by
 
 NAME is an entry (NAME.paper at the paper's scale), or a JSON file in results/ without its ending.
 """
+import json
 import re
 import sys
 
@@ -81,6 +82,12 @@ def command_of(name, scale):
 def marked(name, scale, result):
     """The tables; a row whose runs are not what the entry says today has a dagger and a note."""
     text, reasons = markdown(result), {}
+    _, part = find(name, scale)
+    for panel in result.get("panels", []):
+        now = part["panels"][panel["name"]] | dict(steps=part["steps"])
+        changed = [f"{k}={panel.get(k)}, now {v}" for k, v in json.loads(json.dumps(now)).items()
+                   if panel.get(k) != v]
+        reasons |= {panel["name"]: ", ".join(changed)} if changed else {}
     for run in result.get("runs", []):
         reason = otherwise(name, scale, run, result["runs"])
         if reason:
@@ -97,7 +104,7 @@ def otherwise(name, scale, run, runs):
     row, task = part["rows"][run["label"]], by_task(part)[run.get("task", "")]
     if "gone" in part:
         return ""
-    train = part["rows"][row.of].train if row.of else row.train
+    train = part["rows"][row.of or run["label"]].train
     first = run["config"].get("init_from", "")
     differs = differing(run["config"], start_of(task, train, run["seed"], first)[2:])
     if differs:

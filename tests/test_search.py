@@ -161,8 +161,11 @@ def test_a_random_search_from_one_command(home, here, monkeypatch):
     assert f"| {np.median(ys):.4f} |" in re.search(r"\| peri \| 2 \| 0 \|.*", table)[0]
     assert "2 runs, 2 of them there" in command(home, *words)[0]
     del panel["schemes"]["peri"]  # killed after the first scheme
-    path.write_text(json.dumps(panel))
+    path.write_text(json.dumps(panel | dict(batch_size=5)))
+    page = home / "results" / "mine.md"
+    page.write_text("<!-- table postnorm_fig1 -->\n<!-- /table -->\n")
     out, _ = command(home, *words)
+    assert "† n = 6, trained on 2: batch_size=5, now 4." in page.read_text()
     assert out.count("$ python -m experiments.search") == 1
     again = json.loads(path.read_text())
     assert again["schemes"]["pre"] == panel["schemes"]["pre"] and "peri" in again["schemes"]
