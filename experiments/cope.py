@@ -16,10 +16,12 @@ SMALL_NOTE = ("strings of 256 tokens and a quarter of the dimensions; learned po
               "have 2,000 steps, the others 1,000")
 FLIPFLOP_NOTE = ("16 strings on each of 8 GPUs are read as 128 a step, and the dimension in its "
                  "tables as the model's; P = 64 and weight decay are ours, the paper names none, "
-                 "nor warmup or clipping, of which there is none here; dropout is the release's")
+                 "nor warmup or clipping, of which there is none here; dropout is the release's, "
+                 "which divides z by sqrt(d)")
 COUNTING = ("size and training, but not norms and MLP, are those of the authors' release, as the "
-            "paper has none: there post-norm with LayerNorm and ReLU, and z divided by sqrt(d), "
-            "here pre-norm with GELU; tested on 10,000 programs, the release on 1,000")
+            "paper has none: there post-norm with LayerNorm and ReLU, here pre-norm with GELU; the "
+            "release divides z by sqrt(d), and draws a program's length anew where nothing is set; "
+            "tested on 10,000 programs, the release on 1,000")
 ERROR_IN_AND_OUT = [("in distribution", "iid", "glitch_rate"),
                     ("out (sparse)", "sparse", "glitch_rate")]
 
