@@ -67,7 +67,8 @@ def papers():
 def files():
     """Every module here with ENTRIES. One that does not import is named on stderr."""
     modules = []
-    for path in sorted(HERE.glob("*.py"), key=lambda path: (*ORDER, path.stem).index(path.stem)):
+    paths = sorted(HERE.glob("*.py"))
+    for path in sorted(paths, key=lambda path: (*ORDER, path.stem).index(path.stem)):
         if re.search(r"^ENTRIES\b", path.read_text(encoding="utf-8"), re.M):
             try:
                 modules.append(importlib.import_module(f"experiments.{path.stem}"))
