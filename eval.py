@@ -106,6 +106,8 @@ def where_to_write(args, runs):
         return Path(args.out)
     folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
     name = "eval.bema" if args.bema else "eval"
+    for change in args.set:
+        name += f".{change.replace('=', '-')}"
     if (folder / f"{name}.json").exists():
         name += ".strided" if args.strided else ""
         for length in args.lengths or ():
@@ -121,7 +123,7 @@ def where_to_write(args, runs):
 def main(argv=None):
     args = parse(argv)
     device, context, words = setup(args)
-    runs = [load_run(path, device, args.bema) for path in args.checkpoints or [None]]
+    runs = [load_run(path, device, args.bema, args.set) for path in args.checkpoints or [None]]
     task = task_of(runs, args.data)
     options = data.Options(
         lengths=args.lengths, split=args.split, amount=amount_of(args, task), strided=args.strided,

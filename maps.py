@@ -30,7 +30,7 @@ import torch
 
 from common.checkpoint import check_text, load_run
 from common.files import ROOT, fail, in_one_line, write_figure, write_safely
-from common.flags import Parser
+from common.flags import Parser, add_set
 from common.names import find_task, is_encoder, make_task
 from common.spy import attention_module, plain_function, spy
 from data import check_split
@@ -428,7 +428,8 @@ def parse(argv):
     parser = Parser(description=__doc__)
     figures = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
     for name, (_, about) in FIGURES.items():
-        add = figures.add_parser(name, help=about).add_argument
+        add_set(figures.add_parser(name, help=about))
+        add = figures.choices[name].add_argument
         several = dict(nargs="+") if name == "play" else {}  # every split in every length
         add("runs", nargs="*", help="run folders or checkpoints; default: the newest")
         if name not in ("reach", "counts"):
@@ -459,7 +460,7 @@ def parse(argv):
 def main(argv=None):
     args = parse(argv)
     draw_it, _ = FIGURES[args.figure]
-    runs = [load_run(path) for path in args.runs or [None]]
+    runs = [load_run(path, changes=args.set) for path in args.runs or [None]]
     for run in runs:
         if is_encoder(run.model):
             fail(f"{run.path} is an encoder: maps are of causal models")

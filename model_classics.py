@@ -1,5 +1,5 @@
 """
-The classics: nine ways to tell a transformer where a token is, one small class each.
+The classics: eight ways to tell a transformer where a token is, one small class each.
 
     logit_ij = q_i . k_j / sqrt(d) + bias_ij        for the keys j <= i
 
@@ -36,16 +36,16 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
-    pe: str = "rope"        # learned sinusoidal rope alibi t5 kerple fire relative label
+    pe: str = "alibi"       # learned sinusoidal alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last entry beyond block_size, else add nothing
     n_label: int = 0        # label: size of the label table, 0 means 16 * block_size
 
 
 # -----------------------------------------------------------------------------
-# nine encodings. pos (T,) are positions, i (Tq, 1) and j (Tk,) those of queries and keys
+# eight encodings. pos (T,) are positions, i (Tq, 1) and j (Tk,) those of queries and keys
 
 class Encoding(nn.Module):
-    """What an encoding may do: three hooks, all called, of which this one does nothing."""
+    """What an encoding may do: two hooks, both called, of which this one does nothing."""
     per_layer = False  # whether every layer learns its own
     bias = None        # or a method (q, i, j) -> (1 or B, H, Tq, Tk), added to the logits
 
@@ -54,9 +54,6 @@ class Encoding(nn.Module):
 
     def embed(self, x, pos, cache):  # x (B, T, C), the token embeddings
         return x
-
-    def rotate(self, q, k, pos):     # q, k (B, H, T, d)
-        return q, k
 
     def attention(self, q, k, v):
         return attention(q, k, v, self.bias)
@@ -82,21 +79,6 @@ class Sinusoidal(Encoding):
         angle = pos[:, None] * 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)  # (T, C/2)
         waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C].to(x.dtype)
         return x * math.sqrt(C) + waves
-
-
-class RoPE(Encoding):
-    """Rotate q and k by an angle that grows with position (Su et al., 2021)."""
-    def __init__(self, config):
-        super().__init__(config)
-        if config.n_embd // config.n_head % 2:
-            raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
-
-    def rotate(self, q, k, pos):
-        half = q.size(-1) // 2
-        freq = 10000.0 ** (-torch.arange(half, device=q.device) / half)     # (d/2,)
-        angle = pos[:, None] * torch.cat((-freq, freq))                     # (T, d)
-        cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
-        return [x * cos + x.roll(half, -1) * sin for x in (q, k)]
 
 
 class ALiBi(Encoding):
@@ -192,8 +174,8 @@ class Label(Encoding):
         return x + self.wpe(cache.labels[cache.t:cache.t + T].to(x.device))
 
 
-ENCODINGS = dict(learned=Learned, sinusoidal=Sinusoidal, rope=RoPE, alibi=ALiBi, t5=T5,
-                 kerple=Kerple, fire=FIRE, relative=Relative, label=Label)
+ENCODINGS = dict(learned=Learned, sinusoidal=Sinusoidal, alibi=ALiBi, t5=T5, kerple=Kerple,
+                 fire=FIRE, relative=Relative, label=Label)
 VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS}
 VARIANTS["relative_capped"] = dict(pe="relative", capped=True)
 
@@ -271,13 +253,12 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
 
-    def forward(self, x, cache, pe, pos):
+    def forward(self, x, cache, pe):
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
         if self.qk_norm:  # .to: autocast would leave them in float32
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        q, k = pe.rotate(q, k, pos)
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         y = pe.attention(q, k, v)
@@ -350,7 +331,7 @@ class GPT(nn.Module):
         pos = torch.arange(start, start + T, device=idx.device)
         x = self.drop(self.pe[0].embed(self.wte(idx), pos, cache))
         for layer, block in enumerate(self.h):
-            x = block(x, cache, self.pe[layer % len(self.pe)], pos)
+            x = block(x, cache, self.pe[layer % len(self.pe)])
         logits = self.lm_head(self.ln_f(x))
         loss = None
         if targets is not None:

@@ -154,7 +154,7 @@ def main(argv=None):
     prompt = read_prompt(args)
     device, context, where = setup(args)
     path = args.checkpoint or newest_run("encoding" if args.data is None else "search")
-    run = load_run(path, device, args.bema)
+    run = load_run(path, device, args.bema, args.set)
     task = find_task(run.config["data"], gone=True)
     if args.data is not None:
         if not task.search:

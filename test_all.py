@@ -22,6 +22,7 @@ import model_cope
 import model_diff
 import model_fox
 import model_postnorm
+import model_rope
 import model_tra
 import sample
 from common import names
@@ -280,16 +281,17 @@ def test_a_tra_row_without_survivors_is_zero_and_sees_no_future():
 
 
 def test_rope_logits_depend_on_the_distance_alone_and_start_as_q_k():
-    pe = encoding("rope", n_embd=24)
+    turn = model_rope.Turn("", 8, 16, 16)
     q, k, _ = random_qkv(B=1, H=1, Tq=1, Tk=1, d=8)
 
+    def at(x, i):
+        return model_rope.turned(x, turn.waves(torch.tensor([i])))
+
     def logit(i, j):
-        a, _ = pe.rotate(q, k, torch.tensor([i]))
-        _, b = pe.rotate(q, k, torch.tensor([j]))
-        return (a * b).sum()
+        return (at(q, i) * at(k, j)).sum()
     close(logit(7, 7), (q * k).sum(), 1e-5)
     close(logit(107, 100), logit(7, 0), 1e-4)
-    close(pe.rotate(q, k, torch.tensor([5]))[0], turned(q, [5]), 1e-5)
+    close(at(q, 5), turned(q, [5]), 1e-12)
 
 
 def test_sinusoidal_and_learned_and_label_embeddings():
@@ -345,7 +347,10 @@ def by_hand(model, n, x):
         rest = [model.pos_emb[n % len(model.pos_emb)], gate_keys[config.gates]]
     elif module is model_classics:
         rest = [model.pe[n % len(model.pe)].bias]
-    if getattr(config, "pe", "") == "rope":
+    if module is model_rope:
+        at = torch.arange(k.size(2))
+        rest = [at, model_rope.Turn("", q.size(-1), config.block_size, len(at))]
+    if module is model_rope or getattr(config, "pe", "") == "rope":
         q, k = turned(q, positions), turned(k, positions)
     if module is model_diff:
         q, k = (torch.cat([turned(h, positions) for h in z.chunk(2, -1)], -1) for z in (q, k))

@@ -1,6 +1,6 @@
 """Checkpoints: where they are, and a trained model out of one."""
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch
 
@@ -64,14 +64,37 @@ def load_weights(model, weights, path):
         fail(f"the weights in {path} do not fit {type(model).__module__}.py: {what:.200}")
 
 
-def load_run(path=None, device="cpu", bema=False):
+def at_test(config, changes):
+    """What `--set NAME=VALUE ...` changes of a run's config: fields in its model file's AT_TEST."""
+    module, _ = names.models()[config["model"]]
+    types, choices = get_type_hints(module.GPTConfig), getattr(module, "AT_TEST", ())
+    values = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            fail(f"--set takes NAME=VALUE, not {change!r}")
+        if name not in types:
+            fail(f"--set {name}: {module.__name__}.py has no such setting: {names.nearest(name, types)}")
+        if name not in choices:
+            fail(f"--set {name}: not a choice at test time; in {module.__name__}.py these are: "
+                 f"{', '.join(choices) or 'none'}")
+        try:
+            values[name] = types[name](value)
+        except ValueError:
+            fail(f"--set {change}: not of type {types[name].__name__}")
+    return values
+
+
+def load_run(path=None, device="cpu", bema=False, changes=()):
     """
     A run's folder or checkpoint file (default: the newest under out/) -> Run, its model on the
-    device in eval mode. The weights are its last ones, or with `bema` their BEMA.
+    device in eval mode. The weights are its last ones, or with `bema` their BEMA. changes: settings
+    as --set takes them, ["repair=yarn"].
     """
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path)
-    config = checkpoint["config"]
+    changed = at_test(checkpoint["config"], changes)
+    config = checkpoint["config"] | changed
     model = names.make_model(config)
     load_weights(model, checkpoint["model"], path)
     if bema:
@@ -81,6 +104,8 @@ def load_run(path=None, device="cpu", bema=False):
         average.load_state_dict(checkpoint["bema"])
         model.load_state_dict(average.weights(model, checkpoint["iter"]), strict=False)
     name = path.resolve().parent.name + (" (BEMA)" if bema else "")
+    if changed:
+        name += f" ({', '.join(changes)})"
     return Run(path, name, model.to(device).eval(), config, checkpoint)
 
 

@@ -62,10 +62,16 @@ def add_flag(parser, name, type_, about, default=None):
     parser.add_argument(f"--{name}", help=about, default=default, **options)
 
 
+def add_set(parser):
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE",
+                        help="settings of the model that are a choice at test time: repair=yarn")
+
+
 def add_run_flags(parser, bema=""):
     """The flags of a script that runs a trained model; --bema where its help is given."""
     if bema:
         parser.add_argument("--bema", action="store_true", help=bema)
+    add_set(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
                         help="auto is bfloat16 on a GPU that has it (default: auto)")

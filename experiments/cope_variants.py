@@ -24,8 +24,9 @@ from torch.nn import functional as F
 
 import model_classics
 import model_cope
-from model_classics import Relative, RoPE
+from model_classics import Relative
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
+from model_rope import Turn, turned
 
 ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
@@ -167,7 +168,9 @@ def mlp_bias(mlp, q, p):
 class CausalSelfAttention(model_cope.CausalSelfAttention):
     def __init__(self, config, layer):
         super().__init__(config, layer)
-        self.rope = RoPE(config) if config.plus == "rope" else None
+        self.rope = None
+        if config.plus == "rope":
+            self.rope = Turn("", config.n_embd // config.n_head, config.block_size, 1)
 
     def forward(self, *args):  # the attention is this file's: common/spy.py asks
         return super().forward(*args)
@@ -175,9 +178,9 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
     def attention(self, q, k, v, position, gate_keys):
         unturned = q
         if self.rope is not None:
-            pos = torch.arange(k.size(2), device=k.device)
-            q, _ = self.rope.rotate(q, q, pos[-q.size(2):])
-            k, _ = self.rope.rotate(k, k, pos)
+            pos = torch.arange(k.size(2))
+            q = turned(q, self.rope.waves(pos[-q.size(2):]))
+            k = turned(k, self.rope.waves(pos))
         return counting_attention(q, k, v, position, unturned, gate_keys)
 
 
@@ -188,6 +191,8 @@ def check(config):
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
     if config.plus == "rope" and config.gates != "key":
         raise ValueError("plus=rope turns q and k: its gates can only be key gates")
+    if config.plus == "rope" and config.n_embd // config.n_head % 2:
+        raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
     if config.drop and config.P < 2:
         raise ValueError("drop needs P of at least 2: a query's own key stays")
 

@@ -125,13 +125,13 @@ def classic_formula(name, q, k, v, pe):
         if i - j > last and name == "relative":
             return 0.0
         return q[b, h, i - first] @ pe.e[:, min(i - j, last)]
-    bias = dict(rope=zero, alibi=lambda b, h, i, j: -slopes[h] * (i - j), kerple=kerple, fire=fire,
+    bias = dict(alibi=lambda b, h, i, j: -slopes[h] * (i - j), kerple=kerple, fire=fire,
                 t5=lambda b, h, i, j: pe.r[h, min(i - j, last)],
                 relative=relative, relative_capped=relative)[name]
     return naive(q, k, v, bias)
 
 
-CLASSICS = ("rope", "alibi", "t5", "kerple", "fire", "relative", "relative_capped")
+CLASSICS = ("alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
 CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw",
          "k_cable_inside", "fox", *COPE, "tra", "diff"]

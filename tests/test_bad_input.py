@@ -36,7 +36,7 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
     ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
-    ("--model rope --pe abili", "pe=abili: what is called --model rope has rope"),
+    ("--model alibi --pe abili", "pe=abili: what is called --model alibi has alibi"),
     ("--step tanh", "step='tanh' is not one of relu, softplus"),
     ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose bytes or gpt2"),
     ("--data empty.txt", "empty.txt"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import model_classics
+import model_rope
 import model_tra
 from common import names
 from common.checkpoint import load_run
@@ -29,8 +29,8 @@ def counted_layer(x, model, layer):
         q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
     plain = q
     if c.plus == "rope":
-        rope = model_classics.RoPE(model_classics.GPTConfig())
-        q, k = rope.rotate(q, k, torch.arange(T))
+        waves = model_rope.Turn("", q.size(-1), T, T).waves(torch.arange(T))
+        q, k = model_rope.turned(q, waves), model_rope.turned(k, waves)
     gate_keys = dict(key=k, val=v, sep=split(attn.w_g.weight) if c.gates == "sep" else None)
 
     def bias(b, h, i, j):

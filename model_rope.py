@@ -1,0 +1,284 @@
+"""
+RoPE (Su et al., 2021, arXiv 2104.09864): q and k are turned by their positions; and its repairs
+beyond the training length, which need no training.
+
+    logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
+
+Channels c and c + d/2 are one complex number. RoPE: theta_c = b^(-2c/d), b = 10,000; dist = i - j;
+m = 1; all j <= i are visible. L = block_size, s = max(1, T / L). T is the length of the forward, or
+with a cache what Cache(size) announced: a row depends on that number, never on a later token.
+- pi          theta / s: position interpolation (Chen et al., 2023, arXiv 2306.15595)
+- ntk         b s^(d/(d-2)) for b: the slowest pair is theta / s, the fastest stays (bloc97, 2023)
+- yarn        pairs that turned 32 times in L stay, those that turned less than once are theta / s,
+              a ramp between; m = (.1 ln s + 1)^2 (Peng et al., 2023, arXiv 2309.00071). The ramp
+              is linear in c, as the transformers library has it; the paper's is in rotations
+- rerope      dist = min(i - j, W), W = L // 2 (Su, 2023, kexue.fm/archives/9706)
+- selfextend  dist = i - j below W, beyond it i // G - j // G + W - W // G, where
+              G = ceil((T - W) / (L - W)) (Jin et al., 2024, arXiv 2401.01325)
+- window      visible where i - j < L
+- sinks       visible where j < 4 or i - j < L - 4; of the first four dist = min(i, L - 1) - j, by
+              their place in the cache: StreamingLLM (Xiao et al., 2023, arXiv 2309.17453)
+- log_n       m_i = max(1, ln(i + 1) / ln L) (Su, 2021, kexue.fm/archives/8823)
+The cache has keys that are turned already, by the theta' of what was announced: turned by another
+they would be wrong. With window and sinks it has only those that can still be seen.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
+
+
+VARIANTS = dict(rope=dict())
+AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
+REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
+SINKS = 4
+
+# -----------------------------------------------------------------------------
+# the rotation and its repairs; i (Tq, 1) are positions of queries, j (Tk,) of keys
+
+class Turn:
+    """What a repair makes of RoPE in T tokens: theta', m, dist, and what is visible."""
+    def __init__(self, repair, d, L, T):
+        self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
+        self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
+        self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, ())  # see Cache
+        base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
+        c = torch.arange(d // 2, dtype=torch.float64)
+        slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
+        if repair == "yarn":
+            lo, hi = (d * math.log(L / (2 * math.pi * r)) / (2 * math.log(base)) for r in (32, 1))
+            lo, hi = max(math.floor(lo), 0), min(math.ceil(hi), d - 1)
+            slow = ((c - lo) / max(hi - lo, 1e-3)).clamp(0, 1)
+        self.theta = base ** (-2 * c / d) * (1 - slow + slow / self.s)      # (d/2,)
+
+    def m(self, i):
+        if self.repair == "log_n":
+            return ((i.double() + 1).log() / math.log(self.L)).clamp(min=1)
+        return (0.1 * math.log(self.s) + 1) ** 2 if self.repair == "yarn" else 1.0
+
+    def visible(self, i, j):
+        if self.repair == "window":
+            return (j <= i) & (i - j < self.L)
+        if self.repair == "sinks":
+            return (j <= i) & ((j < SINKS) | (i - j < self.L - SINKS))
+        return j <= i
+
+    def places(self, i, j):
+        """Where dist is not i - j but a difference of two other places, and these; or None."""
+        if self.repair == "rerope":
+            return i - j >= self.W, torch.full_like(i, self.W), torch.zeros_like(j)
+        if self.repair == "selfextend":
+            return i - j >= self.W, i // self.G + self.W - self.W // self.G, j // self.G
+        if self.repair == "sinks":
+            return (j < SINKS) & (i >= self.L), torch.full_like(i, self.L - 1), j
+
+    def waves(self, pos, m=1.0):
+        """m cos and m sin of theta' pos (T,) -> (T, d) each. float64: a million has to fit."""
+        angle = pos.cpu().double()[:, None] * torch.cat((-self.theta, self.theta))
+        return angle.cos() * m, angle.sin() * m
+
+
+def turned(x, waves):
+    """x (B, H, T, d), each pair of channels turned."""
+    cos, sin = (wave.to(x) for wave in waves)
+    return x * cos + x.roll(x.size(-1) // 2, -1) * sin
+
+
+# -----------------------------------------------------------------------------
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)"
+STEP = "1: every token counts the same"
+
+
+def literal(q, k, v, at, turn):
+    """The equation as written, T x T: attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    Tq, d = q.size(2), q.size(3)
+    i, j = at[-Tq:, None], at
+    dist = i - j
+    if turn.places(i, j):
+        far, at_i, at_j = turn.places(i, j)
+        dist = torch.where(far, at_i - at_j, dist)
+    q_, k_ = (torch.complex(*z.double().chunk(2, -1)) for z in (q, k))
+    more = (dist - (i - j))[..., None] * turn.theta.to(q.device)  # q and k are turned by i and j
+    both = q_[:, :, :, None] * k_.conj()[:, :, None] * torch.polar(torch.ones_like(more), more)
+    qk = (both.real.sum(-1) / math.sqrt(d)).to(q.dtype)
+    bias = torch.zeros_like(qk)
+    attention = (qk + bias).masked_fill(~turn.visible(i, j), float("-inf")).softmax(-1)
+    step = (j <= i).to(qk.dtype).expand_as(qk)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=dist * step)
+
+
+def rope_attention(q, k, v, at, turn):
+    """
+    The same in blocks of query rows. q (B, H, Tq, d), k (B, H, Tk, d) are turned by theta' times
+    their positions at (Tk,), and q times m; v (B, H, Tk, d); the queries are the last Tq of the
+    keys; turn says what the repair does. Returns (B, H, Tq, d).
+    """
+    Tq, Tk = q.size(2), k.size(2)
+    if turn.repair in ("", "pi", "ntk", "yarn", "log_n") and Tq in (1, Tk):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
+    y = []
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - Tk + Tq, end - Tk + Tq)
+        i, j = at[start:end, None], at[:end]
+        mask, places = turn.visible(i, j), turn.places(i, j)
+        if places:
+            far, at_i, at_j = places
+            q_far = turned(q[:, :, here], turn.waves((at_i - i)[:, 0]))
+            k_far = turned(k[:, :, :end], turn.waves(at_j - j))
+            near = q[:, :, here] @ k[:, :, :end].transpose(-1, -2)
+            logits = torch.where(far, q_far @ k_far.transpose(-1, -2), near) / math.sqrt(q.size(-1))
+            logits = logits.masked_fill(~mask, float("-inf"))
+            y.append(logits.softmax(-1).to(v.dtype) @ v[:, :, :end])
+            continue
+        y.append(F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
+    return torch.cat(y[::-1], dim=2)
+
+
+class Cache:
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x, first=0, last=0):
+        """x (B, H, n, ...) -> what is kept so far, and x; of `last` only the first and last stay"""
+        if last:
+            x = torch.cat((self.buf.get(name, x[:, :, :0]), x), 2)
+            gone = max(0, x.size(2) - first - last)
+            self.buf[name] = torch.cat((x[:, :, :first], x[:, :, first + gone:]), 2)
+            return x
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache, at, turn, q_waves, k_waves):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        q, k = turned(q, q_waves), turned(k, k_waves)
+        if cache is not None:
+            k = cache.append(f"k{self.layer}", k, *turn.keeps)
+            v = cache.append(f"v{self.layer}", v, *turn.keeps)
+        y = rope_attention(q, k, v, at, turn)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if config.n_embd // config.n_head % 2:
+            raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
+        if config.repair not in REPAIRS:
+            raise ValueError(f"repair={config.repair!r} is not one of {', '.join(REPAIRS[1:])}")
+        if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
+            raise ValueError("ntk needs heads of more than two channels")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
+        B, T = idx.shape
+        start, size = (0, T) if cache is None else (cache.t, cache.size)
+        if start + T > size and self.config.repair in ("pi", "ntk", "yarn", "selfextend"):
+            raise ValueError(f"{self.config.repair}: the cache announced {size} tokens, more came")
+        d, L = self.config.n_embd // self.config.n_head, self.config.block_size
+        turn, at = Turn(self.config.repair, d, L, size), torch.arange(start, start + T)
+        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
+        if cache is not None:
+            at = cache.append("at", at[None, None], *turn.keeps)[0, 0]
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache, at.to(idx.device), turn, *waves)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss
