@@ -74,7 +74,8 @@ def at_test(config, changes):
         if not equals:
             fail(f"--set takes NAME=VALUE, not {change!r}")
         if name not in types:
-            fail(f"--set {name}: {module.__name__}.py has no such setting: {names.nearest(name, types)}")
+            fail(f"--set {name}: {module.__name__}.py has no such setting: "
+                 f"{names.nearest(name, types)}")
         if name not in choices:
             fail(f"--set {name}: not a choice at test time; in {module.__name__}.py these are: "
                  f"{', '.join(choices) or 'none'}")

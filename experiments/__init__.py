@@ -57,6 +57,12 @@ def rows(n, *models, flags=""):
     return {m: Row(f"--model {m} {flags}".strip(), n) for m in models}
 
 
+def repaired(seeds, *repairs):
+    """The trainings of the row rope, repaired at test time (model_rope.py)."""
+    return {f"rope, {repair}": Row(seeds=seeds, of="rope", eval=f"--set repair={repair}")
+            for repair in repairs}
+
+
 @functools.cache
 def papers():
     """{entry: {row: the paper's numbers}}"""

@@ -5,7 +5,7 @@ One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its
 CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. Each of these has an entry
 of its own at the paper's size, in its paper's file.
 """
-from experiments import Row, papers
+from experiments import Row, papers, repaired
 
 # the learning rate of each family: among these, the one of lm_rates' lowest perplexity
 RATES = ("2e-3", "4e-3", "8e-3")
@@ -45,7 +45,7 @@ def every(rates):
         table[f"{row}, trained on 128"] = Row(flags(row, rates[by_row[row]], shorter))
     longer = "--block_size 2048 --batch_size 2"
     table["sinusoidal, trained on 2,048"] = Row(flags("sinusoidal", rates["learned"], longer))
-    return table
+    return table | repaired(3, "window", "yarn")
 
 
 def searched():

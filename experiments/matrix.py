@@ -9,7 +9,7 @@ import statistics
 
 from common.files import fail
 from common.names import is_encoder, models
-from experiments import Row, rows
+from experiments import Row, repaired, rows
 
 FALLS = 0.01  # nats; a run whose validation loss fell by more in its last fifth is not done
 
@@ -90,6 +90,7 @@ PERCENT = percent, worst           # of what is right
 
 ROWS = rows(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
             "fox", "diff") | {"peri": Row("--model perinorm --norm peri --pe rope")}
+ROWS |= repaired(1, "window", "yarn")
 
 
 def task(name, train, evaluate, steps):
