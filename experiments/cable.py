@@ -1,5 +1,5 @@
 """CABLE: Context-aware Biases for Length Extrapolation"""
-from experiments import Row, rows
+from experiments import Row, repaired, rows
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
 MODELS = ("cable", "cable_nw", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal")
@@ -55,7 +55,7 @@ ENTRIES = {
     "cable_table1": dict(
         title="CABLE, Table 1: perplexity far beyond the training length, the first command's run",
         cpu=dict(train="--size nano --data stdlib", eval="",
-                 rows=rows(3, "cable", "alibi", "rope")),
+                 rows=rows(3, "cable", "alibi", "rope") | repaired(3, "window", "yarn")),
         # the last row is for the paper's conclusion, section 6
         paper=dict(note=BATCH, train=WIKITEXT, eval=EVAL, published_at=LENGTHS,
                    rows=rows(1, *MODELS, "k_cable", "k_cable_inside") | {
