@@ -66,6 +66,7 @@ def test_token_by_token_a_cache_writes_what_whole_texts_do(small, monkeypatch):
         close(cached, whole, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:constrained_layout")
 def test_bench_measures_every_attention(home):
     """Of every model file, beside torch's own; its ways where they are; and draws a picture."""

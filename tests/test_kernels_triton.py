@@ -340,6 +340,7 @@ def test_interpreted_kernel_why_not(monkeypatch):
     assert "attention as the model file has it" in setup(args)[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing, way, words", [
     ("triton", "cable_attention", "attention in PyTorch"),
     ("kernels", "None", "attention as the model file has it")])

@@ -147,6 +147,7 @@ def test_a_model_in_bfloat16():
             assert logits.isfinite().all(), name
 
 
+@pytest.mark.slow
 def test_every_model_file_runs_alone(tmp_path):
     for path in MODEL_FILES:
         shutil.copy(path, tmp_path)

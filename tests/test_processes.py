@@ -48,6 +48,7 @@ def test_more_processes_than_gpus(monkeypatch):
         choose_device("auto")
 
 
+@pytest.mark.slow
 def test_one_variable_of_torchrun_alone_is_one_process(repo):
     said, _ = process(repo, "train.py", *TINY_RUN, "--out_dir", "out/rank", RANK="0")
     assert "trained 1 iters" in said
