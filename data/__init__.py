@@ -226,7 +226,7 @@ def check_split(split, splits):
         raise ValueError(f"unknown split {split!r}: choose from {', '.join(splits)}")
 
 
-def check_same(runs, names, advice="score them one by one"):
+def check_same(runs, names):
     """Raises ValueError unless these settings are the same in all runs that have them."""
     first = runs[0]
     for run in runs:
@@ -234,15 +234,11 @@ def check_same(runs, names, advice="score them one by one"):
             theirs, other = run.config[name], first.config[name]
             if theirs != other:
                 raise ValueError(f"{run.path} was trained with {name}={theirs}, {first.path} with "
-                                 f"{name}={other}: {advice}")
+                                 f"{name}={other}: score them one by one")
 
 
 # -----------------------------------------------------------------------------
 # evaluation: of symbols
-
-class NotFinite(ValueError):
-    """Of logits: the largest of NaN would be an answer, though a wrong one."""
-
 
 def score_splits(row, run, task, T, splits, options):
     """Put the scores of one run at one length into its row of the JSON, and print them."""
@@ -251,7 +247,7 @@ def score_splits(row, run, task, T, splits, options):
         torch.manual_seed(options.seed)
         try:
             scores, positions, groups = task_scores(run.model, task, split, options)
-        except NotFinite as e:
+        except FloatingPointError as e:
             print(f"  {split:10}-  {e}")
             row["scores"][T], row["not_finite"] = {}, True  # at this length, of no split
             break
@@ -277,12 +273,12 @@ def task_scores(model, task, split, options):
                in powers of two: 1, 2 to 3, 4 to 7, ... tokens
     Numbers become float64 on the CPU alone: other devices may not have it.
     """
-    counts, contrast, distance, answers, distances = {}, [], [], [], []
+    counts, contrast, distance, keys = {}, [], [], {}
     for x, y in new_batches(task, split, options):
         with options.context:
             logits, _ = task.forward(model, x, y)
         if logits.isnan().any() or logits.isposinf().any():
-            raise NotFinite("its logits are not finite")
+            raise FloatingPointError("its logits are not finite")  # the largest of NaN is no answer
         for metric, pair in task.score(logits, x, y).items():
             counts.setdefault(metric, []).append([n.cpu().double().numpy() for n in pair])
         if task.contrast:
@@ -290,10 +286,10 @@ def task_scores(model, task, split, options):
         if task.target:
             distance.append(tvd(logits, task.target(x)).cpu().numpy())
         if task.answer:
-            answers.append(task.answer(x, y).cpu().numpy())
+            keys.setdefault("by_answer", []).append(task.answer(x, y).cpu().numpy())
         if task.distance:
             _, power = np.frexp(task.distance(x, y).cpu().numpy())  # 5 is .625 * 2^3: 4 to 7
-            distances.append(1 << power - 1)
+            keys.setdefault("by_distance", []).append(1 << power - 1)
 
     scores, positions, groups = {}, {}, {}
     for metric, pairs in counts.items():
@@ -308,9 +304,8 @@ def task_scores(model, task, split, options):
         logit, positive = (np.concatenate(a) for a in zip(*contrast))
         positions["auc"] = auc(logit, positive)
     count, out_of = (np.concatenate(a) for a in zip(*next(iter(counts.values()))))
-    for name, keys in (("by_answer", answers), ("by_distance", distances)):
-        if keys:
-            groups[name] = by_group(np.concatenate(keys), count, out_of)
+    for name, parts in keys.items():
+        groups[name] = by_group(np.concatenate(parts), count, out_of)
     return scores, positions, groups
 
 
@@ -324,10 +319,7 @@ def new_batches(task, split, options):
 
 
 def by_group(keys, count, out_of):
-    """
-    keys (N,), count (N,) hits out of out_of (N,) trials of each sequence -> {key: [sequences,
-    rate]}, in order.
-    """
+    """keys, count hits out of out_of trials, all (N,) -> {key: [sequences, rate]}, in order."""
     rates = {}
     for key in np.unique(keys):
         these = keys == key

@@ -125,21 +125,18 @@ def files_in(path):
     if path.is_file():
         return {path.name: path}
     seen = {FOLDER / "prepared", FOLDER.parent / "out"} - {path, *path.parents}
-    files, folders = {}, [str(path)]
-    for folder in folders:  # which grows
-        real, entries = Path(folder).resolve(), list(os.scandir(folder))
-        a_run = {"ckpt.pt", "log.jsonl"} & {entry.name for entry in entries}
-        if real in seen or (a_run and real != path):
+    files = {}
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        real, is_run = Path(folder).resolve(), {"ckpt.pt", "log.jsonl"} & {*names}
+        if real in seen or (is_run and real != path):
+            subfolders.clear()
             continue
         seen.add(real)
-        prefix = f"{folder[len(folders[0]) + 1:]}/".replace(os.sep, "/").lstrip("/")
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.path)
-            elif entry.is_file():
-                files[prefix + entry.name] = entry
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            file = Path(folder, name)
+            if file.is_file() and not name.startswith("."):
+                files[file.relative_to(path).as_posix()] = file
     return dict(sorted(files.items()))
 
 
@@ -149,19 +146,19 @@ def own_files(path):
     if path.is_file():
         return files
     sizes = {name: file.stat().st_size for name, file in files.items()}
-    of_size, texts, contents, skipped, copies = Counter(sizes.values()), {}, set(), {}, 0
+    texts, contents, skipped, copies = {}, set(), {}, 0
     for name, file in files.items():
         with open(file, "rb") as f:
             reason = why_not_text(name, f.read(4096))
             f.seek(0)
-            same = of_size[sizes[name]] > 1 and hashlib.file_digest(f, "sha256").digest()
+            content = hashlib.file_digest(f, "sha256").digest()
         if reason:
             skipped.setdefault(reason, []).append(name)
-        elif same in contents:
+        elif content in contents:
             copies += 1
         else:
             texts[name] = file
-            contents.add(same or name)
+            contents.add(content)
     words = [f"{len(texts):,} files"]
     if skipped:
         reasons = [f"{', '.join(names[:3] + ['...'] * (len(names) > 3))}: {reason}"
@@ -196,11 +193,9 @@ def is_utf16(head):
 def read(path):
     """A file's bytes, block by block; UTF-16, known by its byte order mark, becomes UTF-8."""
     with open(path, "rb") as f:
-        block = f.read(BLOCK)
-        if not is_utf16(block):
-            while block:
-                yield block
-                block = f.read(BLOCK)
+        if not is_utf16(f.read(2)):
+            f.seek(0)
+            yield from iter(lambda: f.read(BLOCK), b"")
             return
     with open(path, encoding="utf-16", errors="replace", newline="") as f:
         for text in iter(lambda: f.read(BLOCK), ""):

@@ -28,16 +28,12 @@ class Task(data.Task):
 
     splits = ("train", "iid", "long")
     # paper: Post-Norm, section 6.3; its search draws the other hyper-parameters at random
-    defaults = {
-        "nano": dict(
-            n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=2000,
-            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
-            eval_interval=500, eval_iters=10),
-        "paper": dict(
-            n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=100000,
-            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=1000,
-            eval_interval=5000, eval_iters=10),
-    }
+    nano = dict(
+        n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=2000,
+        learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
+        eval_interval=500, eval_iters=10)
+    paper = nano | dict(max_iters=100000, warmup_iters=1000, eval_interval=5000)
+    defaults = dict(nano=nano, paper=paper)
 
     def __post_init__(self):
         self.vocab_size = 2 + 2 * self.k

@@ -25,16 +25,12 @@ class Task(data.Task):
     splits = ("train", "iid", "half", "full")
     # paper: Post-Norm, section 6.1, is about its minimal transformers; these sizes are for the GPT,
     # and ours
-    defaults = {
-        "nano": dict(
-            n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=2000,
-            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
-            eval_interval=500, eval_iters=10, pe="nope"),
-        "paper": dict(
-            n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=100000,
-            learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=1000,
-            eval_interval=5000, eval_iters=10, pe="nope"),
-    }
+    nano = dict(
+        n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=2000,
+        learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
+        eval_interval=500, eval_iters=10, pe="nope")
+    paper = nano | dict(max_iters=100000, warmup_iters=1000, eval_interval=5000)
+    defaults = dict(nano=nano, paper=paper)
 
     def __post_init__(self):
         self.vocab_size = self.n
