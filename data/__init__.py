@@ -1,6 +1,5 @@
 """
-Tasks: the contract that every script relies on (class Task), how a task of symbols is scored, and
-the metrics that several tasks share.
+Tasks: the contract (class Task), how a task of symbols is scored, and the metrics.
 """
 import dataclasses
 import math
@@ -61,12 +60,11 @@ class Task:
     afterwards = (("eval.py",),)  # what train.py runs on the result: a script and its flags
     text_flag = "data"         # the flag that names its text, where it has one
 
-    # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix, if it
-    #     is known: gives the total variation distance by position
-    # contrast(logits, x) -> a logit (B, T), and whether it should be high (B, T): gives the ROC
-    #     AUC by position
-    # answer(x, y) -> (B,) int64, of a task in which every sequence has one right answer: gives the
-    #     first metric by answer, and what always giving the commonest one would get
+    # target(x) -> (B, T, vocab_size), the true distribution of the token after each prefix: gives
+    #     the total variation distance by position
+    # contrast(logits, x) -> a logit (B, T), and whether it should be high: gives the ROC AUC
+    # answer(x, y) -> (B,) int64, a sequence's one right answer: gives the first metric by answer,
+    #     and what always giving the commonest one would get
     # distance(x, y) -> (B,) int64, how many tokens back lies what a sequence asks for: gives the
     #     first metric by distance, in powers of two
     target = None
@@ -80,7 +78,7 @@ class Task:
 
     @property
     def validation_splits(self):
-        """What is looked at during training; the loss of the first one says which is best.pt."""
+        """Looked at during training; the loss of the first says which is best.pt."""
         return self.splits[1:]
 
     def __init_subclass__(cls):
@@ -92,8 +90,8 @@ class Task:
 
     def batch(self, split, batch_size, rng):
         """
-        -> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored; the
-        loss of a batch in which nothing is scored would be NaN.
+        -> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored. Where
+        nothing is, the loss is NaN.
         """
         raise NotImplementedError
 
@@ -111,7 +109,7 @@ class Task:
         """Raises ValueError where a batch is not what `batch` says."""
         what = f"{type(self).__module__}: batch({split!r}, {batch_size}, rng) returns"
         for name, a, least in (("x", x, 0), ("y", y, -1)):
-            if a.dtype != torch.int64 or a.shape != x.shape or len(a) != batch_size or a.ndim != 2:
+            if a.dtype != torch.int64 or a.shape != (batch_size, x.shape[-1]):
                 raise ValueError(f"{what} {name} as {a.dtype} of shape {tuple(a.shape)}: x and y "
                                  f"must both be int64 of shape ({batch_size}, T)")
             if a.min() < least or a.max() >= self.vocab_size:
@@ -119,7 +117,7 @@ class Task:
                                  f"must be from {least} to {self.vocab_size - 1}")
 
     def begin(self, model):
-        """Before the first step of a new run, with its first weights; may set `self.kept`."""
+        """Before the first step of a new run; may set `self.kept`."""
 
     def adopt(self, kept):
         """Take over what a checkpoint has kept. Raises ValueError."""
@@ -128,8 +126,8 @@ class Task:
     @staticmethod
     def was_prepared(config, source):
         """
-        Whether the text of a checkpoint's config may be opened unasked: a corpus known by its name,
-        or a text prepared on this machine, whose sha256 is `source`.
+        Whether the text of a checkpoint may be opened unasked: a corpus known by its name, or one
+        prepared on this machine, of sha256 `source`.
         """
         return True
 
@@ -140,8 +138,7 @@ class Task:
     def score(self, logits, x, y):
         """
         logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): in each sequence, how
-        many trials went well, out of how many. Here a trial is a scored position, or where the
-        target is known the total variation distance from it at a prefix. {} where a loss says all.
+        many trials went well, out of how many. {} where a loss says all.
         """
         if self.target:
             distance = tvd(logits, self.target(x))
@@ -160,9 +157,8 @@ class Task:
 
     def evaluate(self, runs, options):
         """
-        Scores of every run (see common/checkpoint.py) on new sequences, the same for all, of every
-        length and test split, printed as they come -> what eval.py writes as JSON. Here it is
-        about symbols, with a 95 % interval each; text and retrieval have their own.
+        Print the scores of every run (see common/checkpoint.py), at every length and split, on the
+        same new sequences -> what eval.py writes as JSON. Text and retrieval have their own.
         """
         if options.strided:
             raise ValueError(f"--strided is for text, not for {self.data}")
@@ -217,7 +213,7 @@ def describe(run):
 
 
 def piece(model):
-    """How many tokens to run through a model at once: so many that their logits stay small."""
+    """How many tokens to run through a model at once: logits stay small."""
     return max(256, min(16384, 2**26 // model.config.vocab_size))
 
 
@@ -227,7 +223,7 @@ def check_split(split, splits):
 
 
 def check_same(runs, names):
-    """Raises ValueError unless these settings are the same in all runs that have them."""
+    """Raises ValueError unless all runs have the same settings."""
     first = runs[0]
     for run in runs:
         for name in sorted(names & run.config.keys() & first.config.keys()):
@@ -241,7 +237,7 @@ def check_same(runs, names):
 # evaluation: of symbols
 
 def score_splits(row, run, task, T, splits, options):
-    """Put the scores of one run at one length into its row of the JSON, and print them."""
+    """Scores of one run at one length: into its row of the JSON, and printed."""
     row["scores"][T] = {}
     for split in splits:
         torch.manual_seed(options.seed)
@@ -271,7 +267,7 @@ def task_scores(model, task, split, options):
                defined) where it has a contrast
     groups     {"by_answer" or "by_distance": {key: [sequences, the first metric]}}; distances are
                in powers of two: 1, 2 to 3, 4 to 7, ... tokens
-    Numbers become float64 on the CPU alone: other devices may not have it.
+    Numbers become float64 on the CPU alone.
     """
     counts, contrast, distance, keys = {}, [], [], {}
     for x, y in new_batches(task, split, options):
@@ -310,7 +306,7 @@ def task_scores(model, task, split, options):
 
 
 def new_batches(task, split, options):
-    """Batches that training has not seen: that has generators of [seed, step]."""
+    """Batches that training, of [seed, step], has not seen."""
     for first in range(0, options.amount, CHUNK):
         rng = np.random.default_rng([options.seed, 1 << 41, task.splits.index(split), first])
         x, y = task.tensors(split, min(CHUNK, options.amount - first), rng)
@@ -319,7 +315,7 @@ def new_batches(task, split, options):
 
 
 def by_group(keys, count, out_of):
-    """keys, count hits out of out_of trials, all (N,) -> {key: [sequences, rate]}, in order."""
+    """keys, count, out_of (N,) -> {key: [sequences, rate]}, in order."""
     rates = {}
     for key in np.unique(keys):
         these = keys == key
@@ -328,7 +324,7 @@ def by_group(keys, count, out_of):
 
 
 def print_scores(split, scores, positions, groups):
-    """The table's rows for one split: every metric, then the first by position and by group."""
+    """The table's rows for one split."""
     start = split
     for metric, score in scores.items():
         value, low, high = (100 * score[k] for k in ("value", "low", "high"))
@@ -375,18 +371,14 @@ def interval(count, out_of):
 
 
 def tvd(logits, target):
-    """
-    Total variation distance, 1/2 sum |softmax(logits) - target| (Post-Norm, Eq. 7):
-    logits, target (..., n) -> (...).
-    """
+    """Total variation distance (Post-Norm, Eq. 7): logits, target (..., n) -> (...)."""
     return (logits.float().softmax(-1) - target).abs().sum(-1) / 2
 
 
 def auc(logits, positive):
     """
     ROC AUC at every position: logits, positive (N, T) -> (T,), how often a positive's logit is
-    above a negative's, over all pairs of sequences, ties 1/2. NaN where there are only positives or
-    only negatives, and where a logit is NaN.
+    above a negative's, ties 1/2. NaN where there is no such pair, and where a logit is NaN.
     """
     areas = []
     for column, good in zip(logits.T, positive.T):
@@ -401,10 +393,7 @@ def auc(logits, positive):
 
 
 def binned(values, edges):
-    """
-    Means of values (..., T) between edges (n + 1,) -> (..., n). NaNs are left out; where there is
-    nothing else it stays NaN.
-    """
+    """Means of values (..., T) between edges (n + 1,) -> (..., n), NaNs left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
         means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]

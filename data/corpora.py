@@ -42,7 +42,7 @@ PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "m
 
 
 def identify(data):
-    """A name for a corpus, and what identifies the present version of its text. Opens no file."""
+    """A name for a corpus, and what identifies its text. Opens no file."""
     version = platform.python_version()
     if data == "stdlib":
         return data, f"Python {version} standard library"
@@ -66,10 +66,7 @@ def identify(data):
 
 
 def documents(data):
-    """
-    A corpus' documents, (split, name, blocks of bytes), one after the other. The split is None
-    where the text is to be cut by position. Raises ValueError.
-    """
+    """(split, name, blocks of bytes) of every document; None is to be cut."""
     if data in DOWNLOADS:
         return dict(shakespeare=shakespeare, wikitext103=wikitext, fineweb_edu=fineweb)[data]()
     if data not in CORPORA:
@@ -93,7 +90,7 @@ def open_corpus(data):
 # files of this machine
 
 def absolute(path):
-    """A user's path, which has to be there; ~nobody stays as it is where there is no such user."""
+    """A user's path, which has to be there."""
     if not path:
         raise ValueError("no text is named")
     absolute_path = Path(os.path.expanduser(path)).resolve()
@@ -103,7 +100,7 @@ def absolute(path):
 
 
 def library_files(root):
-    """{name: path} of a library's modules, without tests and what differs between machines."""
+    """{name: path} of a library's modules, without its tests."""
     left_out = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages",
                 "__pycache__"}
     files = {}
@@ -119,8 +116,8 @@ def library_files(root):
 
 def files_in(path):
     """
-    {name: path} of a user's file, or of all files in a folder, without hidden ones, our own folders
-    and those that hold a run. A subfolder that can be reached in two ways is read once.
+    {name: path} of a user's file, or of a folder's, without hidden ones, our own and those of a
+    run. A subfolder that can be reached in two ways is read once.
     """
     if path.is_file():
         return {path.name: path}
@@ -141,7 +138,7 @@ def files_in(path):
 
 
 def own_files(path):
-    """{name: path} of a user's texts, each once. Of a folder one line says what was read."""
+    """{name: path} of a user's texts, each once; one line says what was read."""
     files = files_in(path)
     if path.is_file():
         return files
@@ -191,7 +188,7 @@ def is_utf16(head):
 
 
 def read(path):
-    """A file's bytes, block by block; UTF-16, known by its byte order mark, becomes UTF-8."""
+    """A file's bytes, block by block; UTF-16 with its mark becomes UTF-8."""
     with open(path, "rb") as f:
         if not is_utf16(f.read(2)):
             f.seek(0)
@@ -212,17 +209,14 @@ def read_files(path):
 # splits
 
 def local(files, unit=str):
-    """
-    {name: path} as documents. A hash decides which split a unit is in, by default a file: no order
-    leaks in.
-    """
+    """{name: path} as documents; a hash decides which split a unit is in."""
     sizes = Counter()
     for name, file in files.items():
         sizes[unit(name)] += file.stat().st_size
     split = choose_splits(sorted(sizes, key=name_hash), sizes)
     trained_on = sum(size for name, size in sizes.items() if split[name] == "train")
     by_document = trained_on >= 0.5 * sizes.total() and set(split.values()) == set(SPLITS)
-    for name in sorted(files, key=name_hash):  # any first part of a split is a fair sample of it
+    for name in sorted(files, key=name_hash):  # any first part is a fair sample
         yield split[unit(name)] if by_document else None, name, read(files[name])
 
 
@@ -232,8 +226,8 @@ def name_hash(name):
 
 def choose_splits(names, sizes):
     """
-    {name: split}: test, and then val, take names until they have their share; one that would make
-    it more than three times that stays in train. At least one each.
+    {name: split}: test, and then val, take names until they have their share, never three times
+    that. At least one each.
     """
     share = HELD_OUT * sum(sizes.values())
     split = dict.fromkeys(names, "train")

@@ -75,10 +75,7 @@ class Task(data.Task):
         return self.programs(self.n_train, PASS_WEIGHT["train"], np.random.default_rng(0))
 
     def batch(self, split, batch_size, rng):
-        """
-        -> x, y (batch_size, block_size) int64: a program, padded on the right, and the answer at
-        its last token, -1 elsewhere.
-        """
+        """-> x, y (B, block_size) int64: a program, padded; the answer at its end."""
         if split == "train" and self.n_train:
             rows = rng.integers(0, self.n_train, batch_size)
             x, y = self.fixed
@@ -99,8 +96,8 @@ class Task(data.Task):
 
     def run(self, count, pass_weight, rng):
         """
-        Draw programs and run them, all at once, step by step -> operation (count, max_ops); name
-        (count, max_ops), the variable of each; value (count, vars), at the end, -1 if never set.
+        Draw programs and run them, all at once -> operation (count, max_ops); name, the variable of
+        each; value (count, vars), at the end, -1 if never set.
         """
         length = rng.integers(3, self.max_ops + 1, count)
         first_set = self.draw_first_set(length, pass_weight, rng)
@@ -109,19 +106,16 @@ class Task(data.Task):
         value = np.full((count, self.vars), -1, np.int8)
         rows = np.arange(count)
         for t in range(self.max_ops):
-            # an invalid operation is drawn again, which is to say that it has no weight: an
-            # increment keeps the share of those variables for which it is valid
+            # what is drawn again has no weight: an increment keeps the share of the valid ones
             is_set = value >= 0
             ready = is_set & (value < LARGEST)
             n_ready = ready.sum(1)
             each = INCREMENT_WEIGHT / np.maximum(is_set.sum(1), 1)  # weight of one variable's
             u = rng.random(count) * (SET_WEIGHT + pass_weight + each * n_ready)
-            pass_or_increment = np.where(u < SET_WEIGHT + pass_weight, PASSES, INCREMENTS)
-            now = np.where(u < SET_WEIGHT, SETS, pass_or_increment)
-            before = np.where(t == first_set, SETS, PASSES)
-            now = np.where(t <= first_set, before, now)
-            now[t >= length] = NONE
-
+            now = np.select(
+                [t >= length, t < first_set, t == first_set, u < SET_WEIGHT,
+                 u < SET_WEIGHT + pass_weight],
+                [NONE, PASSES, SETS, SETS, PASSES], INCREMENTS)
             nth = ((u - SET_WEIGHT - pass_weight) / each).astype(np.int64)
             nth = np.minimum(nth, n_ready - 1)  # which one of those that are ready
             incremented = (ready.cumsum(1) > nth[:, None]).argmax(1)

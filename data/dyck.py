@@ -5,9 +5,8 @@ section 6.3).
     <s> ( [ ] ( ) ) [ ...        k = 2, m = 2
 
 At depth 0 every opener has probability 1/(2k) and the end 1/2; in between every opener 1/(2k) and
-the matching closer 1/2; at depth m the matching closer 1. Strings drawn like this are short. So the
-walk continues where it would end, until block_size, and the target keeps the true distribution, the
-end included: what is learned at each token is a sample of it.
+the matching closer 1/2; at depth m the matching closer 1. Such strings are short: the walk goes on
+where it would end, and the target keeps the true distribution, the end included.
 """
 from dataclasses import dataclass
 
@@ -27,7 +26,7 @@ class Task(data.Task):
     m: int = 3            # greatest depth
 
     splits = ("train", "iid", "long")
-    # paper: Post-Norm, section 6.3; its search draws the other hyper-parameters at random
+    # paper: Post-Norm, section 6.3, whose search draws the rest at random
     nano = dict(
         n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=64, max_iters=2000,
         learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
@@ -38,14 +37,10 @@ class Task(data.Task):
     def __post_init__(self):
         self.vocab_size = 2 + 2 * self.k
         if self.k < 1 or self.m < 1 or self.block_size < 1:
-            raise ValueError("dyck needs k, m and block_size of at least 1, "
-                             f"not k={self.k}, m={self.m}, block_size={self.block_size}")
+            raise ValueError("dyck needs k, m and block_size of at least 1")
 
     def batch(self, split, batch_size, rng):
-        """
-        -> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may
-        follow. T is block_size, in long 4 x block_size.
-        """
+        """-> x, y (B, T): a walk from <s>; y is a sample of what may follow."""
         B, T = batch_size, self.block_size
         if split == "long":
             T = 4 * self.block_size
@@ -68,14 +63,11 @@ class Task(data.Task):
         return x[:, :-1], y
 
     def states(self, x):
-        """
-        x (B, T) -> the depth after each token (B, T), and the type of the innermost open bracket
-        (B, T), 0 where there is none.
-        """
+        """x -> the depth, and the type of the innermost open bracket or 0."""
         opens = (x >= OPEN) & (x < OPEN + self.k)
         closes = x >= OPEN + self.k
         depth = (opens.long() - closes.long()).cumsum(1)
-        # the innermost open bracket at t is the last opener that went up to the depth at t
+        # the innermost open bracket: the last opener up to this depth
         at = torch.arange(x.size(1), device=x.device).expand_as(x)
         top = torch.zeros_like(x)
         for level in range(1, self.m + 1):
@@ -85,7 +77,7 @@ class Task(data.Task):
         return depth, top
 
     def target(self, x):
-        """x (B, T) -> the next token's distribution after each prefix, (B, T, vocab) float32."""
+        """x (B, T) -> the next token's distribution, (B, T, vocab) float32."""
         depth, top = self.states(x)
         p = torch.zeros(*x.shape, self.vocab_size, device=x.device)
         p[..., OPEN:OPEN + self.k] = ((depth < self.m) / (2 * self.k))[..., None]
@@ -94,7 +86,7 @@ class Task(data.Task):
         return p + close[..., None] * F.one_hot(OPEN + self.k + top, self.vocab_size)
 
     def contrast(self, logits, x):
-        """The end's logit, and whether the string may end there: every bracket is closed."""
+        """The end's logit, and whether the string may end there."""
         depth, _ = self.states(x)
         return logits[..., EOS], depth == 0
 

@@ -27,14 +27,11 @@ class Task(data.Task):
 
     def __post_init__(self):
         if self.classes < 2 or self.block_size < SHORTEST:
-            raise ValueError(
-                f"max_retrieval needs at least 2 classes and block_size of at least {SHORTEST}, "
-                f"not classes={self.classes} and block_size={self.block_size}")
+            raise ValueError(f"max_retrieval needs at least 2 classes and {SHORTEST} items")
 
     @property
     def vocab_size(self):
-        raise ValueError("max_retrieval is numbers, not tokens: no model here takes them; see "
-                         "experiments/minimal.py")
+        raise ValueError("max_retrieval is numbers, not tokens: see experiments/minimal.py")
 
     def batch(self, split, batch_size, rng):
         """

@@ -21,16 +21,12 @@ from data.text import MASK, PAD, UNK
 
 class CutTask(data.Task):
     """
-    A task of encoders, on the `max_vocab` commonest tokens of its stream(), or on the vocabulary
-    that a checkpoint has kept: what was learned is of use only with the tokens it was learned on.
+    A task of encoders, on the `max_vocab` commonest tokens of its stream(), (N,) uint16, or on the
+    vocabulary that a checkpoint has kept: what was learned is of use only with these tokens.
     """
     splits = text.SPLITS
     for_encoders = True
     text_flag = "corpus"
-
-    def stream(self):
-        """The tokens to count, (N,) uint16."""
-        raise NotImplementedError
 
     def adopt(self, kept):
         self.kept = dict(kept)
@@ -46,14 +42,14 @@ class CutTask(data.Task):
 
 
 def cut_to(vocabulary):
-    """vocabulary (n,), tokens of a tokenizer -> (65536,) int64: what each is among n + 3 tokens."""
+    """vocabulary (n,) -> (65536,), a tokenizer's tokens among n + 3."""
     table = np.full(1 << 16, UNK)
     table[np.asarray(vocabulary)] = UNK + 1 + np.arange(len(vocabulary))
     return table
 
 
 def blocks(stream, size=1 << 22):
-    """A stream of tokens that may be larger than memory -> where each block begins, and it."""
+    """A stream that may be larger than memory -> where each block begins, and it."""
     for start in range(0, len(stream), size):
         yield start, stream[start:start + size]
 
@@ -121,7 +117,7 @@ class Task(CutTask):
         """-> x, y (B, T) int64; y is what was there, -1 where nothing is to be predicted."""
         tokens = self.windows(split, batch_size, rng)
         real = tokens != PAD
-        # the same share of every sequence, at least one token
+        # of every sequence the same share
         turn = np.where(real, rng.random(tokens.shape), 2).argsort(1).argsort(1)
         told = turn < np.round(self.p_told * real.sum(1)).clip(1)[:, None]
         other = rng.integers(UNK + 1, self.vocab_size, tokens.shape)

@@ -23,9 +23,7 @@ def prepare(corpus, tokenizer):
     """
     -> the corpus' name or absolute path, and its arrays: for every split SPLIT.documents and
     SPLIT.queries, tokens one text after the other, which begin at SPLIT.documents.starts, ...;
-    SPLIT.of, SPLIT.at and SPLIT.end, the document that answers a query, and the tokens where the
-    answer begins and ends.
-    Raises ValueError.
+    SPLIT.of, .at and .end, the document that answers a query, where the answer begins and ends.
     """
     if corpus == "fineweb_edu":
         raise ValueError("fineweb_edu is too large to search: choose packages, msmarco or a folder")
@@ -63,7 +61,7 @@ def save(path, arrays):
 
 
 def tokenized(splits, encoding):
-    """{split: (documents, [(query, its document, the characters of the answer)], negatives)}"""
+    """{split: (documents, [(query, document, place)], negatives)} -> arrays"""
     size = np.array([len(encoding.decode_single_token_bytes(i)) for i in range(encoding.n_vocab)])
     arrays = {}
     for split, (documents, asked, negative) in splits.items():
@@ -156,7 +154,7 @@ def without_docstrings(document, tree):
 
 
 def definitions(node):
-    """All functions and classes within a node. They are statements: expressions are left alone."""
+    """All functions and classes within a node."""
     for part in ("body", "orelse", "finalbody", "handlers", "cases"):
         for inner in getattr(node, part, ()):
             if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

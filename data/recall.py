@@ -38,8 +38,7 @@ class Task(data.Task):
 
     def __post_init__(self):
         if not 1 <= self.n_pairs <= self.n_keys or self.n_values < 2:
-            raise ValueError("recall needs n_pairs from 1 to n_keys and n_values of at least 2, "
-                             f"not {self.n_pairs}, {self.n_keys} and {self.n_values}")
+            raise ValueError("recall needs n_pairs from 1 to n_keys and n_values of at least 2")
         if self.block_size <= self.n_pairs:
             raise ValueError(f"{self.n_pairs} pairs and a question do not fit into "
                              f"block_size={self.block_size}")

@@ -107,9 +107,8 @@ class Task(CutTask):
 
     def batch(self, split, batch_size, rng):
         """
-        -> x (B, query_size + 2 block_size) int64: query, document and hard negative side by side,
-        each padded (all of it, where there is no such negative), and y (B, 4), where they are: the
-        document, its first token, the negative's document, its first token.
+        -> x (B, query_size + 2 block_size) int64: query, document and hard negative, each padded,
+        and y (B, 4): the document, its first token, the negative's document, its first token.
         """
         at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
@@ -210,9 +209,8 @@ class Task(CutTask):
 
     def collection(self, split, limit):
         """
-        What to search, and what to ask -> documents, a list of (n,) tokens of the tokenizer, at
-        most `limit` each; queries, the same; of (Q,), the document that answers each; at (Q,), the
-        token in it where the answer begins. Queries whose answer begins beyond are left out.
+        -> documents, a list of (n,) tokens of the tokenizer, at most `limit` each; queries, those
+        that are answered there; of (Q,), the document; at (Q,), the token where the answer begins.
         """
         at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
         asked = np.flatnonzero(at < limit)
@@ -284,10 +282,7 @@ def trim(idx):
 # evaluation: at which place the right document comes
 
 def ranked(run, documents, queries, of, bm25, options):
-    """
-    One model -> {reading: {length: (Q,) at which place the right document comes}}, and (Q,) the
-    same by the first T tokens alone.
-    """
+    """-> {reading: {length: (Q,) places}}, and those by the first T tokens alone."""
     def vectors(texts):
         return embed(run.model, texts, options.device, options.context)
     table = cut_to(run.checkpoint["kept"]["vocabulary"])
@@ -337,8 +332,8 @@ def summary(places, of, seed):
 
 def bootstrap(values, groups, seed=0, times=1000):
     """
-    The 95 % interval of the mean of values (Q,): low, high. The groups (Q,) that they belong to are
-    drawn anew: the queries of one document are not independent. Of a single group NaN.
+    The 95 % interval of the mean of values (Q,): low, high. Their groups (Q,) are drawn anew: the
+    queries of one document are not independent. Of a single group NaN.
     """
     _, group = np.unique(groups, return_inverse=True)
     total, size = np.bincount(group, values), np.bincount(group)
@@ -351,8 +346,8 @@ def bootstrap(values, groups, seed=0, times=1000):
 
 def by_evidence(places, first, at, T):
     """
-    nDCG@10 by the token at which the answer begins, documents cut to 16 T (or as near as was
-    scored) -> dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
+    nDCG@10 by where the answer begins, documents cut to 16 T (or as near as was scored) ->
+    dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
     """
     L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
     edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
@@ -366,7 +361,7 @@ def by_evidence(places, first, at, T):
 
 
 def show_row(row, lengths):
-    """Print one model's numbers in %, with half of their 95 % interval."""
+    """Print one model's numbers in %, ± half of their interval."""
     def line(name, cells):
         print(f"{name:<16}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
 

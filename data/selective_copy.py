@@ -36,8 +36,8 @@ class Task(data.Task):
     def __post_init__(self):
         self.n = (self.block_size - 1) // 4
         if self.n < 2 or self.block_size != 4 * self.n + 1:
-            raise ValueError("selective copy needs block_size = 4n + 1 with n >= 2 symbols to "
-                             f"copy, not {self.block_size}")
+            raise ValueError(
+                "selective copy needs block_size = 4n + 1 with n >= 2 symbols to copy")
 
     def batch(self, split, batch_size, rng):
         """-> x, y (batch_size, 2n + blanks) int64; y is the next token if an output, else -1."""

@@ -4,9 +4,8 @@ Set complement: which tokens have not been said yet? (Post-Norm, section 3.1.)
     3 1 5 | any of 0 2 4 6 7, each with the same probability
 
 An input is the beginning of a permutation; after t of the n tokens the right answer is the uniform
-distribution over the other n - t. Training takes the token that follows, one sample of it. Trained,
-and tested in iid, on inputs of block_size tokens; half has n / 2, full n - 1. Every batch is drawn
-anew.
+distribution over the other n - t. Training takes the token that follows, a sample of it. Trained,
+and tested in iid, on inputs of block_size tokens; half has n / 2, full n - 1.
 """
 from dataclasses import dataclass
 
@@ -23,8 +22,7 @@ class Task(data.Task):
     n: int = 64          # tokens there are
 
     splits = ("train", "iid", "half", "full")
-    # paper: Post-Norm, section 6.1, is about its minimal transformers; these sizes are for the GPT,
-    # and ours
+    # sizes are ours
     nano = dict(
         n_layer=2, n_head=4, n_embd=64, block_size=8, batch_size=64, max_iters=2000,
         learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
@@ -35,8 +33,7 @@ class Task(data.Task):
     def __post_init__(self):
         self.vocab_size = self.n
         if self.n < 2 or not 1 <= self.block_size < self.n:
-            raise ValueError("set complement needs n >= 2 and block_size from 1 to n - 1, "
-                             f"not n={self.n} and block_size={self.block_size}")
+            raise ValueError("set complement needs n >= 2 and block_size from 1 to n - 1")
 
     def batch(self, split, batch_size, rng):
         """-> x, y (batch_size, T) int64, y the next token of the permutation."""
@@ -46,7 +43,7 @@ class Task(data.Task):
         return permutation[:, :T], permutation[:, 1:T + 1]
 
     def target(self, x):
-        """x (B, T) -> the next token's distribution after each prefix, (B, T, n) float32."""
+        """x (B, T) -> the next token's distribution, (B, T, n) float32."""
         absent = F.one_hot(x, self.n).cumsum(1) == 0
         return absent / absent.sum(-1, keepdim=True)
 

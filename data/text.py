@@ -98,7 +98,7 @@ class Task(tasks.Task):
         return sorts_of(self.show(x))
 
     def batch(self, split, batch_size, rng):
-        """Random windows of a split -> x, y (batch_size, block_size) int64, y the next tokens."""
+        """Random windows of a split, and their next tokens."""
         stream = self.streams[split]
         starts = rng.integers(0, len(stream) - self.block_size, size=batch_size)
         windows = stream[starts[:, None] + np.arange(self.block_size + 1)].astype(np.int64)
@@ -109,9 +109,9 @@ class Task(tasks.Task):
 
     def evaluate(self, runs, options):
         """
-        Perplexity of every run by window length, on the same tokens at every length, printed as it
-        comes -> what eval.py writes as JSON. Where a tokenizer is not bytes, bits per byte, too:
-        runs of different tokenizers are scored on the same text, and can be compared by these.
+        Print perplexities by window length, on the same tokens at every length -> what eval.py
+        writes as JSON. Where a tokenizer is not bytes, bits per byte, too: by these, runs of
+        different tokenizers can be compared.
         """
         split = options.split or "test"
         tasks.check_split(split, SPLITS)
@@ -163,7 +163,7 @@ class Task(tasks.Task):
 # evaluation: loss by token, at every window length
 
 def in_tokens_of(tokenizer, stream, was):
-    """A stream of the tokens of the tokenizer `was` in those of another one."""
+    """A stream in the tokens of another tokenizer than it `was` in."""
     if tokenizer == was:
         return stream
     encoding = get_encoding(was)
@@ -193,9 +193,9 @@ def cells(scores, lengths):
 
 def score_lengths(row, name, run, stream, lengths, options):
     """
-    Perplexities into row[name], {length: perplexity}, each printed as it comes -> why one is
-    missing, or nothing. `strided`: windows overlap by half and only their second half is scored, so
-    every token has half a window or more to look back on; the tokens are the same at every length.
+    Perplexities into row[name], {length: perplexity}, printed -> why one is missing, or nothing.
+    `strided`: windows overlap by half and only their second half is scored, so every token has half
+    a window or more to look back on; the tokens are the same at every length.
     """
     row[name], note = {}, ""
     for T in lengths:
@@ -336,10 +336,7 @@ def encode(encoding, texts):
 
 
 def tokens_of(texts, encoding):
-    """
-    Documents (split, name, blocks of bytes) -> (split, (n,) uint16) one after the other, each after
-    an end-of-text token, in bounded memory; gpt2 on all cores. Raises ValueError.
-    """
+    """Documents -> (split, tokens), each after an end of text, in bounded memory."""
     in_bytes = encoding.name == "bytes"
     pieces = pieces_of(texts, in_bytes)
     while batch := list(itertools.islice(pieces, AT_ONCE)):
@@ -362,16 +359,14 @@ def pieces_of(texts, in_bytes):
 
 
 def whole_words(name, blocks):
-    """
-    Blocks of bytes -> text, cut where white space follows a word: there gpt2's tokens end, too.
-    Where there is no such place for a million characters, it is cut anywhere.
-    """
+    """Blocks of bytes -> text, cut where a word and a token end."""
     decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
     try:
         for block in blocks:
             rest += decoder.decode(block)
             if len(rest) < BLOCK:
                 continue
+            # where there is no such place for a million characters, it is cut anywhere
             word = re.match(r"(?s:.*)\S(?=[ \n])", rest)
             if word or len(rest) >= 16 * BLOCK:
                 end = word.end() if word else len(rest)

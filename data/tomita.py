@@ -7,8 +7,8 @@ Post-Norm, section 6.4).
 
 A walk repeats its symbol, or switches to the other with probability p_switch where both are legal;
 in an accepting state it may end with probability p_end, so that about half of the strings end by
-100. So that strings get long enough, the walk continues where it would end, and the target keeps
-the true distribution, the end included.
+100. So that they get long, the walk goes on where it would end, and the target keeps the true
+distribution, the end included.
 """
 from dataclasses import dataclass
 
@@ -19,8 +19,7 @@ import data
 
 BOS, EOS, ZERO = 0, 1, 2  # the symbols 0 and 1 are tokens 2 and 3
 
-# state: (the state after a 0, the state after a 1, whether it accepts), -1 where the symbol is
-# illegal; the walk starts in state 0
+# (the state after a 0, after a 1; whether it accepts); -1 is illegal
 AUTOMATA = {
     3: [(0, 1, True),    # an even number of 1s
         (2, 0, True),    # an odd number of 1s
@@ -42,12 +41,11 @@ class Task(data.Task):
     block_size: int = 100  # tokens in a training input, <s> included
     language: int = 3      # 3 or 7
     p_switch: float = 0.0  # 0: 0.2 for language 3, 0.01 for 7; ours
-    p_end: float = 0.0     # 0: .0086 and .00684; half of the strings end by 100, as in the paper
+    p_end: float = 0.0     # 0: half of the strings end by 100, as in the paper
 
     vocab_size = 4
     splits = ("train", "iid", "long")
-    # paper: Post-Norm, section 6.4, the size that of its Dyck models; its search draws the other
-    # hyper-parameters at random
+    # paper: Post-Norm, section 6.4, whose search draws the rest at random
     nano = dict(
         n_layer=2, n_head=4, n_embd=64, block_size=100, batch_size=64, max_iters=2000,
         learning_rate=1e-3, min_lr=0.0, lr_decay="linear", warmup_iters=100,
@@ -69,10 +67,7 @@ class Task(data.Task):
         self.accepts = np.array(accepts)
 
     def batch(self, split, batch_size, rng):
-        """
-        -> x, y (batch_size, T) int64: a walk from <s>, and after each token a sample of what may
-        follow. T is block_size, in long 460 or more.
-        """
+        """-> x, y (B, T): a walk from <s>; y is a sample of what may follow."""
         B, T = batch_size, self.block_size
         if split == "long":
             T = max(LONG, self.block_size)
@@ -105,7 +100,7 @@ class Task(data.Task):
         return torch.stack(states, 1)
 
     def target(self, x):
-        """x (B, T) -> the next token's distribution after each prefix, (B, T, 4) float32."""
+        """x (B, T) -> the next token's distribution, (B, T, 4) float32."""
         state = self.states(x)
         legal = torch.from_numpy(self.to >= 0).to(x.device)[state]                  # (B, T, 2)
         accepts = torch.from_numpy(self.accepts).to(x.device)[state][..., None]     # (B, T, 1)
@@ -117,7 +112,7 @@ class Task(data.Task):
         return torch.cat((torch.zeros_like(end), end, p * (1 - end)), -1)
 
     def contrast(self, logits, x):
-        """The logit of the symbol that may be illegal (3: 1, 7: 0), and whether it is legal."""
+        """The logit of the symbol that may be illegal, and whether it is legal."""
         symbol = MAY_BE_ILLEGAL[self.language]
         legal = torch.from_numpy(self.to[:, symbol] >= 0).to(x.device)
         return logits[..., ZERO + symbol], legal[self.states(x)]
