@@ -32,8 +32,8 @@ AUTOMATA = {
 }
 P_SWITCH = {3: 0.2, 7: 0.01}
 P_END = {3: 0.0086, 7: 0.00684}
-MAY_BE_ILLEGAL = {3: 1, 7: 0}      # this symbol
-LONG = 460                         # tokens in long, at least
+MAY_BE_ILLEGAL = {3: 1, 7: 0}  # this symbol
+LONG = 460  # tokens in long, at least
 
 
 @dataclass

@@ -12,13 +12,10 @@ import model_bert
 from common import names
 from common.spy import spy
 from tests.helpers import (
-    ENCODER_FLAGS,
     ENCODERS,
     ROOT,
     N,
     close,
-    command,
-    complaint,
     documents,
     encoder,
     mlp_by_hand,
@@ -175,29 +172,24 @@ def test_the_share_of_masked_tokens(library):
     assert (x[told & ~masked] > data.text.UNK).all()
 
 
-def test_masked_windows_stay_in_their_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    # every document has a byte of its own
-    folder = documents(tmp_path / "notes", [chr(97 + n) * (7 + 9 * n) for n in range(12)])
-    task = data.mlm.Task(corpus=folder, tokenizer="bytes", block_size=30)
-    windows = task.windows("train", 500, rng(0))
-    for row in windows:
-        real = row[row != data.text.PAD]
-        assert len(set(real)) == 1 and (row[len(real):] == data.text.PAD).all() and len(real)
-    assert (windows == data.text.PAD).any() and (windows != data.text.PAD).all(1).any()
-
-
-def test_masked_windows_begin_anywhere_and_long_documents_have_more(tmp_path, monkeypatch):
+def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
     places = "".join(map(chr, range(32, 122)))  # of a long document, where a token is its place
     texts = [9 * chr(n) if n % 2 else places + chr(n) for n in range(1, 21)]
     folder = documents(tmp_path / "notes", texts)
     task = data.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
-    vocabulary = np.asarray(task.kept["vocabulary"])
-    first = vocabulary[task.windows("train", 2000, rng(0))[:, 0] - data.text.UNK - 1]
-    of_long, lengths = first >= 32, task.documents["train"][1]
+    vocabulary = np.append([0, 0, 0], task.kept["vocabulary"])
+    windows = task.windows("train", 2000, rng(0))
+    of_long = vocabulary[windows[:, 0]] >= 32
+    for row, in_long in zip(windows, of_long):  # a short one whole, and padding; or places
+        said = "".join(map(chr, vocabulary[row]))
+        if in_long:
+            assert said[:9] in places
+        else:
+            assert len(set(said[:9])) == 1 and row[9] == data.text.PAD
+    lengths = task.documents["train"][1]  # long documents have more windows
     assert abs(of_long.mean() - (lengths == 91).sum() * 91 / lengths.sum()) < 0.05
-    assert len(set(first[of_long].tolist())) == 82  # all places of a whole window
+    assert len(set(windows[of_long, 0].tolist())) == 82  # all places of a whole window
 
 
 def test_the_vocabulary_is_the_commonest_tokens(library):
@@ -209,28 +201,3 @@ def test_the_vocabulary_is_the_commonest_tokens(library):
     assert task.table[255] == data.text.UNK
     task.adopt(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
     assert task.vocab_size == 5 and task.table[8] == 4
-
-
-def test_what_an_encoder_refuses(library):
-    flags = *ENCODER_FLAGS, "--max_iters", 1, "--no-evaluate"
-    command(library, "train.py", "--data", "mlm", *flags, "--out_dir", "m")
-    command(library, "train.py", "--data", "flipflop", "--model", "rope", *flags[4:],
-            "--out_dir", "f")
-    for name, n in (("empty", 0), ("single", 1), ("short", 9)):
-        documents(library / name, [f"x = {i}\n" for i in range(n)])
-    pairs = "train.py", "--data", "retrieval", "--query_size", 16, *flags
-    for words, says in (
-            ((*pairs, "--model", "cable"), "retrieval needs an encoder: choose from bert_"),
-            (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
-            ((*pairs, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
-            ((*pairs, "--init_from", "m", "--n_embd", 32), "do not fit model_bert.py"),
-            ((*pairs, "--init_from", "m", "--model", "bert_rope"), "a bert_cable, not a bert_rope"),
-            ((*pairs, "--init_from", "gone"), "no checkpoint at gone"),
-            ((*pairs, "--init_from", "f"), "it is a rope, not a bert_cable"),
-            ((*pairs, "--temperature", 0), "temperature=0.0 must be more than 0"),
-            ((*pairs, "--corpus", "empty"), "has no text in it"),
-            ((*pairs, "--corpus", "single"), "has too few documents"),
-            ((*pairs, "--corpus", "short"), "has too few pairs of query and document"),
-            (("maps.py", "attention", "m"), "is an encoder: maps are of causal models"),
-            (("eval.py", "m", "--queries", 3), "--queries is")):
-        assert says in complaint(library, *words), words

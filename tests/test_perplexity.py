@@ -32,7 +32,7 @@ def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
     """Batches of short windows, cached pieces of long ones, a shorter last one."""
     model, stream = make(name), rng().integers(0, 61, 101).astype(np.uint16)
     ids = torch.from_numpy(stream.astype(np.int64))
-    for T in (10, 24) if "learned" in name else (10, 24, 64):
+    for T in (1, 24) if "learned" in name else (1, 24, 64):
         want = []
         with torch.no_grad():
             for x, y in zip(ids[:-1].split(T), ids[1:].split(T)):
@@ -57,16 +57,9 @@ class Noted(torch.nn.Module):
         return torch.zeros(*x.shape, 300), None
 
 
-def test_every_length_scores_the_same_tokens():
-    for T in (1, 7, 8, 40):
-        model = Noted()
-        losses = token_losses(model, np.arange(41, dtype=np.uint16), T, OPTIONS)
-        assert sorted(model.seen) == list(range(40)) and losses.shape == (40,)
-
-
 @pytest.mark.parametrize("name", ["cable", "nope"])
 def test_strided_perplexity_is_one_forward_for_every_token(name, monkeypatch):
-    """Every token from the longest window's half on, with T / 2 to T tokens to look back on."""
+    """Every token has T / 2 to T tokens to look back on."""
     run = Run(Path("a/ckpt.pt"), "a", make(name), {}, {})
     for N, lengths in ((61, (1, 2, 7, 10, 24)), (24, (5, 24)), (30, (10, 20))):
         ids = torch.from_numpy(rng().integers(0, 61, N + 1))
