@@ -205,11 +205,14 @@ class Task:
 
 def describe(run):
     """What a row of the JSON says about the run itself."""
-    return dict(
+    trained = run.checkpoint["config"]
+    row = dict(
         name=run.name, model=run.config["model"], seed=run.config["seed"],
         checkpoint=run.path.name, iter=run.checkpoint["iter"],
         train_seconds=round(run.checkpoint["seconds"]), block_size=run.config["block_size"],
-        parameters=sum(p.numel() for p in run.model.parameters()), config=run.config)
+        parameters=sum(p.numel() for p in run.model.parameters()), config=trained)
+    changed = {name: value for name, value in run.config.items() if trained.get(name) != value}
+    return row | (dict(set=changed) if changed else {})
 
 
 def piece(model):
