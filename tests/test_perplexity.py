@@ -90,7 +90,7 @@ def test_loss_by_position_bins_cover_the_window_once():
 
 def run_of(task, name):
     config = dict(model="none", seed=1, block_size=16, max_tokens=0, tokenizer=task.tokenizer)
-    checkpoint = dict(iter=1, seconds=1.0, source=task.source)
+    checkpoint = dict(config=config, iter=1, seconds=1.0)
     return Run(Path(f"{name}/ckpt.pt"), name, Noted(), config, checkpoint)
 
 

@@ -14,7 +14,7 @@ from tests.helpers import close, command, complaint, make, written_without_a_cac
 
 
 def test_sampling(trained, tmp_path):
-    """Several samples, the same seed twice, a prompt of any bytes, longer than the context."""
+    """Several samples, a seed twice, a long prompt of any bytes."""
     words = "sample.py", "cable", "--prompt", "alpha ", "--num_samples", 2, "--max_new_tokens", 40
     out, err = command(trained, *words, "--top_k", 5)
     again, _ = command(trained, *words, "--top_k", 5)
@@ -104,12 +104,11 @@ def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     shutil.rmtree(home / "notes")  # a text that is gone can still be written
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/learned/ckpt.pt" in err
-    out, _ = command(home, "eval.py", "--sequences", 20)  # the newest of any task
-    assert (home / "out" / "rope" / "eval.json").exists() and "flipflop" in out
+    command(home, "eval.py", "--sequences", 20)  # the newest of any task
+    assert (home / "out" / "rope" / "eval.json").exists()
     shutil.rmtree(home / "out" / "learned")
-    for words in ((), ("--data", ".")):
-        assert "no such run in out/ yet; one on text is" in complaint(home, "sample.py", *words)
-    said = complaint(home, "sample.py", "out/rope")
-    assert "was trained on flipflop and writes no text" in said
-    assert "--data is to search" in complaint(home, "sample.py", "out/rope", "--data", ".")
+    for words, says in (((), "no such run in out/ yet; one on text is"),
+                        (("--data", "."), "no such run in out/ yet; one on text is"),
+                        (("out/rope",), "was trained on flipflop and writes no text")):
+        assert says in complaint(home, "sample.py", *words)
     assert names.find_task("gone", gone=True).encoding
