@@ -180,7 +180,7 @@ class Task:
         return dict(data=about, sequences=options.amount, splits=splits, runs=rows)
 
     def of_lengths(self, runs, lengths):
-        """{block_size: the task}. Raises ValueError where the runs' sequences are not the same."""
+        """{block_size: the task}. Raises ValueError where the runs differ."""
         names = {field.name for field in dataclasses.fields(self)}
         check_same(runs, names - {"block_size"} if lengths else names)
         for run in runs:
@@ -240,7 +240,7 @@ def check_same(runs, names):
 # evaluation: of symbols
 
 def score_splits(row, run, task, T, splits, options):
-    """Scores of one run at one length: into its row of the JSON, and printed."""
+    """One run at one length: into its row of the JSON, and printed."""
     row["scores"][T] = {}
     for split in splits:
         torch.manual_seed(options.seed)
