@@ -389,16 +389,14 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     assert taken == ({way.__name__} if way else set())
 
 
-COMPILED = {(torch.bfloat16, 80): 200, (torch.bfloat16, 90): 60,
-            (torch.float32, 80): 40, (torch.float32, 90): 400}  # bytes that backward may spill
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
-@pytest.mark.parametrize("d", [16, 64, 128])
-@pytest.mark.parametrize("dtype, target", COMPILED)
-def test_what_the_machine_code_says(dtype, target, d):
+@pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
+    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 80, 200),
+    (64, torch.bfloat16, 90, 60), (128, torch.bfloat16, 90, 60),
+    (64, torch.float32, 80, 40), (64, torch.float32, 90, 400)])
+def test_what_the_machine_code_says(d, dtype, target, most):
     """
     No forward kernel spills, and backward little; nothing that uses wgmma is serialized (C7515);
     every pipelined loop over tiles loads ahead. (cope_rows_band's is none: it has a loop of unknown
@@ -410,9 +408,8 @@ def test_what_the_machine_code_says(dtype, target, d):
     assert len(jobs) >= 5
     for name, fn, constants in jobs:
         code = report.of(fn, constants, target, dtype)
-        most = 0 if "forward" in name else COMPILED[dtype, target]
         assert code["registers"] > 0 and not code["serialized"], (name, code)
-        assert code["spill_stores"] <= most, (name, code)
+        assert code["spill_stores"] <= (0 if "forward" in name else most), (name, code)
         assert code["shared_bytes"] <= shared * 1024, (name, code)
         pipelined = constants["num_stages"] > 1 and fn.__name__ != "cope_rows_band"
         assert code["async_loads"] > 0 or not pipelined, (name, code)
