@@ -8,7 +8,6 @@ positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.p
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
     rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
     drop       q_i . e[p_ij], p <= P - 1       ours: keys that are farther have no weight at all
-    window     q_i . e[p_ij], i - j < window   ours: the same by tokens, which nobody counts
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
 does not say what RoPE turns, nor what position the layers without the MLP have: here none. Read
@@ -38,13 +37,12 @@ class GPTConfig(model_cope.GPTConfig):
     slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
     first: bool = False          # position in the first layer alone
     drop: bool = False           # keys whose count is past the table's end have no weight
-    window: int = 0              # only the last so many keys have a weight; 0: all
 
 
 VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
                 cope_alibi=dict(position="alibi"),
                 cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"),
-                cope_drop=dict(drop=True), cope_window=dict(window=64))
+                cope_drop=dict(drop=True))
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -66,8 +64,7 @@ def literal(q, k, v, position, unturned, gate_keys=None):
     bias = position(unturned, distance)
     if position.relative is not None:
         bias = bias + position.relative.bias(q, i, j)
-    unseen = (j > i) | (i - j >= position.window)
-    attention = (qk + bias).masked_fill(unseen, float("-inf")).softmax(-1)
+    attention = (qk + bias).masked_fill(j > i, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
@@ -94,8 +91,7 @@ def counting_attention(q, k, v, position, unturned, gate_keys=None):
         bias = position(unturned[:, :, here], distance)
         if position.relative is not None:
             bias = bias + position.relative.bias(q[:, :, here], i, j)
-        unseen = (j > i) | (i - j >= position.window)
-        mask = bias.masked_fill(unseen, float("-inf")).to(q.dtype)
+        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
         y.append(F.scaled_dot_product_attention(
             q[:, :, here], k[:, :, keys], v[:, :, keys], attn_mask=mask))
     return torch.cat(y[::-1], dim=2)
@@ -126,7 +122,7 @@ class Position(nn.Module):
             self.register_buffer("m", given_slopes(config), persistent=False)
         elif use == "alibi":
             self.m = nn.Parameter(torch.zeros(config.n_head))
-        self.drop, self.window = config.drop, config.window or math.inf
+        self.drop = config.drop
         self.relative = None  # beside the count
         if config.plus == "relative":
             shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)

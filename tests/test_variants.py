@@ -1,7 +1,6 @@
 """experiments: variants that exist for one table."""
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from torch.nn import functional as F
 import model_rope
 import model_tra
 from common import names
-from common.checkpoint import load_run
 from common.spy import spy
-from experiments import cope_cut, cope_variants, learned_hard, tra_variants
+from experiments import cope_variants, learned_hard, tra_variants
 from tests.examples import naive
-from tests.helpers import TINY, TINY_FLAGS, close, command, make, random_qkv
+from tests.helpers import TINY, close, make, random_qkv
 
 
 def counted_layer(x, model, layer):
@@ -41,7 +39,7 @@ def counted_layer(x, model, layer):
         p = count.item()
         if c.position != "alibi":  # whose Eq. 10 has no p_max
             p = min(p, c.P - 1)
-        if c.drop and count > c.P - 1 or c.window and i - j >= c.window:
+        if c.drop and count > c.P - 1:
             return -math.inf
         if c.position == "embedding":
             z, w = row @ pos.pos_emb, p - math.floor(p)
@@ -60,8 +58,7 @@ def counted_layer(x, model, layer):
     ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
     ("cope_relative", {}, 1), ("cope_rope", {}, 1), ("cope_mlp", dict(gates="val"), 1),
     ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", dict(gates="sep"), 1),
-    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1),
-    ("cope_window", dict(window=5), 1)])
+    ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables):
     model, layers = make(name, block_size=9, **changes).double(), []
     for block in model.h:
@@ -89,37 +86,6 @@ def test_an_mlp_of_a_count_is_a_line_between_knots():
     for mine, theirs in zip(*(torch.autograd.grad((y * weights).sum(), [q, p, *pos.parameters()])
                               for y in (ours, wanted))):
         close(mine, theirs, 1e-9)
-
-
-def test_a_table_is_cut_in_a_trained_run(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
-    for name, flags in (("cope", ("--P", 16)), ("rope", ())):
-        command(home, "train.py", "--model", name, *flags, "--data", "flipflop", "--max_iters", 1,
-                "--no-evaluate", *TINY_FLAGS, "--out_dir", name)
-    checkpoint = torch.load("cope/ckpt.pt", weights_only=True)
-    table = checkpoint["model"]["pos_emb.0"].normal_()
-    torch.save(checkpoint, "cope/ckpt.pt")
-    idx = torch.arange(30)[None] % 5
-
-    def read(P, *flags):
-        cope_cut.main(["cope", "--P", str(P), *flags, "--out", "cut"])
-        run = load_run(Path(capsys.readouterr().out.split()[-1]))
-        assert run.config["P"] == P
-        with torch.no_grad():
-            return run.model(idx)[0]
-    shorter = names.make_model(checkpoint["config"] | dict(P=3)).eval()
-    shorter.load_state_dict(checkpoint["model"] | {"pos_emb.0": table[:, :3]})
-    with torch.no_grad():
-        close(read(3), shorter(idx)[0], 1e-5)
-    whole = read(16)[:, :15]  # 15 keys count less
-    close(read(16, "--drop")[:, :15], whole, 1e-5)
-    close(read(16, "--window", "15")[:, :15], whole, 1e-5)
-    assert (read(4, "--drop") - read(4)).abs().max() > 1e-4
-    for words, says in ((["rope", "--P", "3"], "rope/ckpt.pt has to be a run of cope"),
-                        (["cope", "--P", "17"], "with at least --P 17 positions"),
-                        (["cope", "--P", "1"], "with at least --P 2 positions")):
-        with pytest.raises(SystemExit, match=says):
-            cope_cut.main([*words, "--out", "cut"])
 
 
 def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
