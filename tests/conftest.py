@@ -1,4 +1,5 @@
 """Fixtures that several files of tests use."""
+import contextlib
 import importlib
 import shutil
 import sys
@@ -14,6 +15,7 @@ from tests.helpers import (
     TINY_FLAGS,
     Inline,
     command,
+    main_of,
     prepare_as_stdlib,
     run_here,
     standing_in,
@@ -32,20 +34,32 @@ def copy_repository(folder):
             shutil.copy(path, target)
 
 
+@contextlib.contextmanager
+def modules_put_back(start):
+    """Afterwards the modules whose names begin so are those that they were."""
+    before = {name: module for name, module in sys.modules.items() if name.startswith(start)}
+    yield
+    for name in [name for name in sys.modules if name.startswith(start)]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """A copy of the repository's modules, in which models are looked up."""
+    """A copy of the repository's modules, in which models are looked up; it has no model_mine."""
+    for path in ROOT.glob("*.py"):  # of the repository, as the copy is the first on the path
+        if not path.stem.startswith(("model_", "test_")):
+            main_of(path.name)
+    names.models()
     copy_repository(tmp_path)
-    before = set(sys.modules)
-    monkeypatch.setattr(names, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # for what is added to the copy
-    importlib.invalidate_caches()
+    (tmp_path / "model_mine.py").unlink(missing_ok=True)
+    with modules_put_back("model_"):
+        sys.modules.pop("model_mine", None)
+        monkeypatch.setattr(names, "ROOT", tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        names.models.cache_clear()
+        yield tmp_path
     names.models.cache_clear()
-    yield tmp_path
-    names.models.cache_clear()
-    for name in set(sys.modules) - before:
-        if name.startswith("model_"):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -67,15 +81,14 @@ def library(tmp_path, monkeypatch):
 def tasks(tmp_path, monkeypatch):
     """A folder whose files are tasks, too: data/ as it would be with a user's own in it."""
     names.models()  # which are the repository's
+    for path in (ROOT / "data").glob("*.py"):
+        importlib.import_module(f"data.{path.stem}".removesuffix(".__init__"))
     folder = tmp_path / "data"
     shutil.copytree(ROOT / "data", folder, ignore=shutil.ignore_patterns("prepared"))
     monkeypatch.setattr(names, "ROOT", tmp_path)
-    monkeypatch.setattr(data, "__path__", [*data.__path__, str(folder)])
-    yield folder
-    ours = {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
-    for name in [name for name in sys.modules if name.startswith("data.")]:
-        if name not in ours:
-            del sys.modules[name]
+    monkeypatch.setattr(data, "__path__", [str(folder), *data.__path__])
+    with modules_put_back("data."):
+        yield folder
 
 
 @pytest.fixture

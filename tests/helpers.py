@@ -212,7 +212,9 @@ ENCODER_FLAGS = ("--corpus", "library", "--tokenizer", "bytes", "--n_layer", 1, 
 
 
 def write_task(folder, name, text):
+    """A task in place of the one that had this name."""
     (folder / f"{name}.py").write_text(text)
+    sys.modules.pop(f"data.{name}", None)
 
 
 TINY_FLAGS = ("--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --eval_iters 2 "
