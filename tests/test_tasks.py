@@ -57,9 +57,9 @@ def test_every_task_is_reproducible_and_scores_itself(name):
         first = (y[0] != -1).nonzero()[0, 0]
         for wrong in (0, 1):  # perfect answers, then a wrong one in the first sequence
             for metric, (count, out_of) in task.score(logits, x, y).items():
-                good = metric in ("exact_match", "accuracy")
-                assert count.tolist() == [1 - wrong if good else wrong, *(7 * [int(good)])]
-                each = metric in ("glitch_rate", "token_error")
+                errors = out_of - count if metric in ("exact_match", "accuracy") else count
+                assert errors.tolist() == [wrong, *(7 * [0])]
+                each = metric in ("glitch_rate", "token_error", "accuracy")
                 assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
             logits[0, first] = -logits[0, first]
 
