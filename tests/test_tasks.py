@@ -57,7 +57,8 @@ def test_every_task_is_reproducible_and_scores_itself(name):
         first = (y[0] != -1).nonzero()[0, 0]
         for wrong in (0, 1):  # perfect answers, then a wrong one in the first sequence
             for metric, (count, out_of) in task.score(logits, x, y).items():
-                errors = out_of - count if metric in ("exact_match", "accuracy") else count
+                good = metric in ("exact_match", "accuracy")
+                errors = out_of.int() - count.int() if good else count
                 assert errors.tolist() == [wrong, *(7 * [0])]
                 each = metric in ("glitch_rate", "token_error", "accuracy")
                 assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
