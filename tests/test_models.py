@@ -82,6 +82,15 @@ def test_what_does_not_start_at_zero():
     assert sum(p.numel() for p in model.parameters()) == 824608  # "about 0.8M"
 
 
+def test_lambda_of_diff_stays_finite():
+    """Both of its exponentials would be infinite, and their difference not a number."""
+    model = make("diff")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(100)
+        assert model(torch.randint(0, 61, (2, 30)))[0].isfinite().all()
+
+
 def test_a_label_cache_announces_its_length():
     model = make("label")
     with torch.no_grad(), pytest.raises(ValueError, match="the cache announced 8 tokens, more"):
