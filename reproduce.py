@@ -134,10 +134,8 @@ def make(args, todo):
     _, part = experiments.find(args.entry, args.scale)
     if missing and "gone" in part:
         fail(f"{args.entry} cannot be made any more: it is of {part['gone']}")
-    seconds = [jobs.measured(args.entry, args.scale, job.task) for job in missing]
-    seconds = sum(seconds) / max(1, len(missing)) or 60 * part.get("minutes", 0)
     try:
-        return jobs.work(missing, args.jobs, args.device, seconds)
+        return jobs.work(missing, args.jobs, args.device)
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept, and the same command continues", flush=True)
         sys.exit(130)

@@ -22,6 +22,9 @@ COUNTING = ("size and training, but not norms and MLP, are those of the authors'
             "paper has none: there post-norm with LayerNorm and ReLU, here pre-norm with GELU; the "
             "release divides z by sqrt(d), and draws a program's length anew where nothing is set; "
             "tested on 10,000 programs, the release on 1,000")
+SMALL_COUNTING = dict(minutes=8, train="--data counting", eval="--sequences 2000")
+PAPER_COUNTING = dict(note=COUNTING, train="--data counting --size paper --dtype float32",
+                      eval="--sequences 10000")
 ERROR_IN_AND_OUT = [("in distribution", "iid", "glitch_rate"),
                     ("out (sparse)", "sparse", "glitch_rate")]
 
@@ -119,32 +122,28 @@ ENTRIES = {
         title="CoPE, Table 3: counting with 1, 3 and 5 variables, wrong answers (%)",
         group="counting",
         columns=[("in distribution", "iid", "answer_error")],
-        cpu=dict(note="one and three variables, programs of up to 32 operations, never the same "
-                      "one twice",
-                 minutes=8, train="--data counting", eval="--sequences 2000",
-                 rows=counting(3, ("cope", "relative", "learned"), (1, 3))),
-        paper=dict(note=COUNTING, train="--data counting --size paper --dtype float32",
-                   eval="--sequences 10000",
-                   rows=counting(3, ("cope", "relative", "learned"), (1, 3, 5)))),
+        cpu=SMALL_COUNTING | dict(
+            note="one and three variables, programs of up to 32 operations, never the same one "
+                 "twice",
+            rows=counting(3, ("cope", "relative", "learned"), (1, 3))),
+        paper=PAPER_COUNTING | dict(
+            rows=counting(3, ("cope", "relative", "learned"), (1, 3, 5)))),
     "cope_table4": dict(
         title="CoPE, Table 4: counting one variable with more or fewer passes than in training, "
               "wrong answers (%)",
         runs="cope_table3", group="counting",
         columns=[("pass 50", "iid", "answer_error"), ("pass 100", "pass100", "answer_error"),
                  ("pass 10", "pass10", "answer_error")],
-        cpu=dict(minutes=8, train="--data counting", eval="--sequences 2000",
-                 rows=counting(3, ("cope", "relative"), (1,))),
-        paper=dict(note=COUNTING, train="--data counting --size paper --dtype float32",
-                   eval="--sequences 10000", rows=counting(3, ("cope", "relative"), (1,)))),
+        cpu=SMALL_COUNTING | dict(rows=counting(3, ("cope", "relative"), (1,))),
+        paper=PAPER_COUNTING | dict(rows=counting(3, ("cope", "relative"), (1,)))),
     "cope_fig2": dict(
         title="CoPE, Figure 2: counting, wrong answers (%) by the number of training programs; one "
               "variable here, as the text does not say how many, nor how many programs",
         group="counting", columns=[("in distribution", "iid", "answer_error")],
-        cpu=dict(minutes=8, note="programs of up to 32 operations", train="--data counting",
-                 eval="--sequences 2000", rows=programs(3, 100, 1000, 10000)),
-        paper=dict(note=f"{COUNTING}; 15,625 steps for every number of programs",
-                   train="--data counting --size paper --dtype float32", eval="--sequences 10000",
-                   rows=programs(3, 1000, 2000, 5000, 10000))),
+        cpu=SMALL_COUNTING | dict(note="programs of up to 32 operations",
+                                  rows=programs(3, 100, 1000, 10000)),
+        paper=PAPER_COUNTING | dict(note=f"{COUNTING}; 15,625 steps for every number of programs",
+                                    rows=programs(3, 1000, 2000, 5000, 10000))),
     "cope_table7": dict(
         title="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other "
               "ways to use the count",

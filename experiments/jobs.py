@@ -10,8 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from experiments import by_task, find, matrix
 from experiments.runs import slug, table
 
 TRAINING = defaultdict(threading.Lock)  # by folder
-EVERY = 30  # seconds between two lines on the progress of one job
 # settings that say where and how it is run, not what it computes; the task sets vocab_size
 WHERE = {"out_dir", "log_interval", "evaluate", "device", "compile", "kernel", "vocab_size"}
 
@@ -188,10 +186,10 @@ def fell(losses, steps):
 RUNNING = set()  # processes
 
 
-def work(jobs, at_once, device, seconds):
+def work(jobs, at_once, device):
     """
-    Makes jobs, so many at a time -> the names of those that failed. `seconds` of one job are a
-    guess. Ctrl-C stops all, as it stops train.py: what runs is saved.
+    Makes jobs, so many at a time -> the names of those that failed. Ctrl-C stops all, as it stops
+    train.py: what runs is saved.
     """
     env, failed = dict(os.environ), []
     if at_once > 1:
@@ -204,11 +202,11 @@ def work(jobs, at_once, device, seconds):
             failed.append(job.name)
             print(f"{job.name} failed: {e}", flush=True)
     with ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(make, job): job.name for job in jobs}
+        futures = [pool.submit(make, job) for job in jobs]
         try:
             for n, future in enumerate(as_completed(futures), 1):
-                left = duration((len(jobs) - n) * seconds / at_once)
-                print(f"[{n} of {len(jobs)}, {left} left] {futures[future]}", flush=True)
+                future.result()
+                print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
             for process in list(RUNNING):
                 process.send_signal(signal.SIGINT)
@@ -218,21 +216,17 @@ def work(jobs, at_once, device, seconds):
 
 
 def run(name, env, *command):
-    """One command, printed, and now and then how far it is. Raises RuntimeError if it fails."""
+    """One command, printed, and its output line by line. Raises RuntimeError if it fails."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, env=env, text=True,
                                encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     RUNNING.add(process)
-    said, shown = deque(maxlen=15), time.monotonic()
     for line in process.stdout:
-        said.append(line)
-        if line.startswith("iter ") and time.monotonic() - shown > EVERY:
-            shown = time.monotonic()
-            print(f"{name}: {line.rstrip()}", flush=True)
+        print(f"{name}: {line.rstrip()}", flush=True)
     code = process.wait()
     RUNNING.discard(process)
     if code:
-        raise RuntimeError("".join(said).rstrip() or f"exit code {code}")
+        raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
 
 
 def measured(name, scale, task=""):

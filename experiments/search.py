@@ -32,6 +32,7 @@ from common.flags import Parser
 from common.names import find_task, nearest, pick
 from data import auc, binned, tvd
 from experiments import find
+from experiments.jobs import device_flag
 from experiments.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from experiments.runs import panel_of, read, slug
 
@@ -262,7 +263,6 @@ class Panel(NamedTuple):
     panel: str
     path: Path
     done: bool
-    task: str = ""
 
     @property
     def name(self):
@@ -271,7 +271,7 @@ class Panel(NamedTuple):
     def commands(self, device):
         words = ["python", "-m", "experiments.search", self.entry, "--panel", self.panel,
                  "--scale", self.scale, "--out", str(self.path.relative_to(ROOT))]
-        return [words + (["--device", device] if device != "auto" else [])]
+        return [[*words, *device_flag(device)]]
 
     def model(self):
         entry, part = find(self.entry, self.scale)

@@ -16,21 +16,14 @@ def search_table(result):
     """
     metric, texts = result["metric"], []
     schemes = list(result["panels"][0]["schemes"])
-    weights = list(result["panels"][0]["schemes"][schemes[0]]["trials"][0][metric])
     references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
-    averages = weights[1:] if "ema" in weights else []
-    head = ["scheme", "trials", "diverged", "median", "best"]
-    for name in weights[1:]:
-        head += [f"median, {name.upper()}", f"best, {name.upper()}"]
-    head += [f"better than {reference}" for reference in references]
-    head += [f"{name.upper()} better than without" for name in averages]
-    head += [f"best / {schemes[0]}'s best"] if metric == "tvd" else []
     for panel in result["panels"]:
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
         name = dict(tvd="TVD", auc="AUC").get(metric, metric)
-        rows = panel_rows(panel["schemes"], metric, weights, references, averages)
-        texts.append(f"{name}, {where}:\n\n{markdown(head, rows)}")
+        rows = [cells_of(scheme, panel["schemes"], metric, references)
+                for scheme in panel["schemes"]]
+        texts.append(f"{name}, {where}:\n\n{markdown(rows[0], [row.values() for row in rows])}")
     texts.append(f"Better than {' and '.join(references)}: in so many of the shared trials (the "
                  "same hyper-parameters and initial weights; raw weights; without ties and without "
                  "trials of which one has diverged); p by a two-sided sign test, not corrected for "
@@ -40,29 +33,32 @@ def search_table(result):
     return "\n\n".join(texts)
 
 
-def panel_rows(schemes, metric, weights, references, averages):
-    """A row for each scheme: what search_table says of it."""
-    rows = []
-    for name, scheme in schemes.items():
-        trials, cells = scheme["trials"], []
-        for average in weights:
-            values = [trial[metric][average]["test"] for trial in trials]
-            values = [y for y in values if y is not None]
-            best = best_trial(trials, metric, average)
-            cells.append(f"{statistics.median(values):.4f}" if values else "-")
-            cells.append("-" if best is None else f"{best:.4f}")
-        for reference in references:
-            theirs = schemes[reference]["trials"]
-            cells.append("-" if name == reference else sign_cell(trials, theirs, metric))
-        for average in averages:
-            cells.append(sign_cell(trials, trials, metric, average))
-        if metric == "tvd":  # a distance: how many times smaller?
-            ours, theirs = (best_trial(schemes[s]["trials"], "tvd", "raw")
-                            for s in (name, references[0]))
-            cells.append(f"{ours / theirs:.2f}" if ours and theirs else "-")
-        diverged = sum(not trial["finite"] for trial in trials)
-        rows.append([name, len(trials), diverged, *cells])
-    return rows
+def cells_of(name, schemes, metric, references):
+    """{heading: cell} of one scheme."""
+    trials = schemes[name]["trials"]
+    cells = dict(scheme=name, trials=len(trials),
+                 diverged=sum(not trial["finite"] for trial in trials))
+    averages = list(trials[0][metric])[1:]  # after the last weights, raw
+    for weights in ("raw", *averages):
+        values = [trial[metric][weights]["test"] for trial in trials]
+        values = [y for y in values if y is not None]
+        best = best_trial(trials, metric, weights)
+        of = "" if weights == "raw" else f", {weights.upper()}"
+        cells[f"median{of}"] = f"{statistics.median(values):.4f}" if values else "-"
+        cells[f"best{of}"] = "-" if best is None else f"{best:.4f}"
+    for reference in references:
+        cell = sign_cell(trials, schemes[reference]["trials"], metric)
+        cells[f"better than {reference}"] = "-" if name == reference else cell
+    if "ema" in averages:
+        for weights in averages:
+            heading = f"{weights.upper()} better than without"
+            cells[heading] = sign_cell(trials, trials, metric, weights)
+    if metric == "tvd":  # a distance: how many times smaller?
+        ours, theirs = (best_trial(schemes[s]["trials"], "tvd", "raw")
+                        for s in (name, references[0]))
+        cells[f"best / {references[0]}'s best"] = (
+            f"{ours / theirs:.2f}" if ours and theirs else "-")
+    return cells
 
 
 def best_trial(trials, metric, weights):
