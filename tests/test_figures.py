@@ -4,12 +4,14 @@ import pytest
 import experiments
 import plot
 from experiments import figures, runs
-from tests.test_plot import labels_of, lines_of, score_row, without_files
+from tests import helpers
+from tests.helpers import labels_of
+from tests.test_plot import lines_of, score_row
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield without_files(monkeypatch)
+    yield helpers.drawn(monkeypatch)
     plot.plt.close("all")
 
 

@@ -1,4 +1,4 @@
-"""plot.py and experiments/figures.py: figures."""
+"""plot.py: figures."""
 import json
 import math
 import shutil
@@ -7,28 +7,14 @@ import pytest
 
 import data.text
 import plot
-from experiments import figures
-from tests.helpers import ROOT, command, complaint, is_png, log_of
-
-
-def without_files(monkeypatch):
-    """A list that the figures go to, instead of to files."""
-    collected = []
-    for module in (plot, figures):
-        monkeypatch.setattr(module, "write_figure", lambda fig, *out: collected.append(fig))
-    return collected
+from tests import helpers
+from tests.helpers import ROOT, command, complaint, is_png, labels_of, log_of
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield without_files(monkeypatch)
+    yield helpers.drawn(monkeypatch)
     plot.plt.close("all")
-
-
-def labels_of(fig):
-    """What the legends of a figure say."""
-    legends = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
-    return [text.get_text() for legend in legends for text in legend.get_texts()]
 
 
 def lines_of(ax):

@@ -135,14 +135,6 @@ def test_names_mean_what_the_tables_say():
         with torch.no_grad(), spy(model) as calls:
             model(torch.randint(0, 61, (1, 9)))
         assert [call[4:] for call in calls] == 2 * [(model.config.drop, model.config.distance)]
-
-
-def test_tra_taken_apart_and_whole_again():
-    tra, parts = make("tra"), make("tra_plain", distance="survivors")
-    parts.load_state_dict(tra.state_dict())
-    idx = torch.randint(0, 61, (2, 30))
-    with torch.no_grad():
-        close(tra(idx)[0], parts(idx)[0], 1e-5)
     with pytest.raises(ValueError, match="distance='far' is not one of survivors, plain, none"):
         make("tra_plain", distance="far")
 
