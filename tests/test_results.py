@@ -4,7 +4,11 @@ import re
 import shlex
 from collections import Counter
 
+import pytest
+import torch
+
 import experiments
+import reproduce
 from experiments import by_task, find, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
@@ -58,6 +62,19 @@ def test_the_rows_of_a_table_have_names_of_their_own():
         for scale in entry.keys() & {"cpu", "paper"}:
             names = [*map(runs.slug, entry[scale].get("rows", entry[scale].get("panels")))]
             assert len(set(names)) == len(names), name
+
+
+SCALES = [(name, scale) for name, entry in experiments.entries().items()
+          for scale in ("cpu", "paper") if "rows" in entry.get(scale, {})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, scale", SCALES)
+def test_every_row_of_a_table_can_be_built(name, scale):
+    """Its flags are train.py's, and its model takes them."""
+    with torch.device("meta"):
+        for job in reproduce.planned(reproduce.parse([name, "--scale", scale])):
+            assert sum(p.numel() for p in job.model().parameters())
 
 
 def test_every_table_and_figure_of_a_paper_is_here():
