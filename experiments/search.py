@@ -63,7 +63,7 @@ def draw_trial(rng, peak=1e-2):
     def log_uniform(low, high):
         return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
-    beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+    beta1 = beta2 = 1.0
     while beta1 >= beta2**0.5:
         beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
     return dict(

@@ -14,12 +14,9 @@ from data.retrieval import bootstrap, ndcg
 from experiments import lm
 
 
-def row(cells):
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
 def markdown(head, rows):
-    return "\n".join([row(head), "|---" * len(head) + "|", *map(row, rows)])
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def grouped(runs):
