@@ -40,8 +40,8 @@ def hard_attention(q, k, v):
     """
     y, before = [], k.size(2) - q.size(2)
     for a in range(0, q.size(2), ROWS):
-        b = min(a + ROWS, q.size(2))
-        y.append(literal(q[:, :, a:b], k[:, :, :before + b], v[:, :, :before + b])[0])
+        keys = slice(before + a + ROWS)
+        y.append(literal(q[:, :, a:a + ROWS], k[:, :, keys], v[:, :, keys])[0])
     return torch.cat(y, dim=2)
 
 

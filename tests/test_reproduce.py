@@ -192,7 +192,7 @@ def test_ctrl_c_and_the_same_command_again(repo):
 # tables by hand
 
 def cells_of(table):
-    return [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
+    return [cells(line) for line in table.splitlines() if line[:2] == "| "]
 
 
 def test_tables_of_text_by_hand(monkeypatch):
