@@ -15,8 +15,11 @@ from experiments import lm
 
 
 def markdown(head, rows):
-    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+    lines = []
+    for cells in (head, *rows):
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines)
 
 
 def grouped(runs):

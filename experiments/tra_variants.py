@@ -61,7 +61,8 @@ def parts_attention(q, k, v, log_decay, drop=True, distance="survivors"):
     """
     y, before = [], k.size(2) - q.size(2)
     for a in range(0, q.size(2), ROWS):
-        rows, keys = slice(a, a + ROWS), slice(before + a + ROWS)
+        rows = slice(a, a + ROWS)
+        keys = slice(before + a + ROWS)
         y.append(literal(q[:, :, rows], k[:, :, keys], v[:, :, keys], log_decay[:, :, rows],
                          drop, distance)[0])
     return torch.cat(y, dim=2)
