@@ -139,14 +139,14 @@ def test_masked_tokens_are_scored_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ["bert_cable", "bert_rope"])  # with a bias and without
 def test_an_encoder_reads_16384_tokens(name):
     """In less than 1.5 GB, torch and all."""
     code = f"""if True:
         import torch
         from common import device, names
         torch.set_num_threads(1)
-        model = names.make_model(dict(model="{name}", block_size=16384))
+        model = names.make_model(dict(model="{name}", n_layer=1, block_size=16384))
         with torch.no_grad():
             model.embed(torch.randint(1, 8195, (1, 16384)))
         print(device.peak_memory(torch.device("cpu")))"""

@@ -41,7 +41,7 @@ def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32
     (100, 1300)])
 def test_the_cpus_way_is_the_literal_form(Tq, Tk):
     """Outputs and gradients, one call, blocks, and blocks without what has decayed; FoX too."""
-    inputs = separable_inputs(2, Tq, Tk)
+    inputs = separable_inputs(2 if Tk < 500 else 1, Tq, Tk)
     cable, fox = kernels.cpu.cable_attention, kernels.cpu.fox_attention
     same_as(literal_of(model_cable), cable, inputs, 1e-5, summed())
     same_as(literal_of(model_fox), fox, inputs[:4], 1e-5,

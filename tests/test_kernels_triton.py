@@ -96,10 +96,10 @@ def test_interpreted_kernel_fox_and_alibi(Tq, Tk):
 
     def wrap(f):
         return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
-    inputs = [*(heads(2, 1, T, 32) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
+    inputs = [*(heads(2, 1, T, 16) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
     same_as(literal_of(model_fox), kernels.separable.fox_attention, inputs, wrap=wrap)
     pe, fast = encoding("alibi"), kernels.ON_GPU["alibi_attention"]
-    inputs, slopes = [heads(2, 3, T, 32) for T in (Tq, Tk, Tk)], pe.slopes.float().to(DEVICE)
+    inputs, slopes = [heads(1, 3, T, 32) for T in (Tq, Tk, Tk)], pe.slopes.float().to(DEVICE)
     given = {fast: slopes}
     same_as(literal_of(model_classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
@@ -367,7 +367,7 @@ def test_without_triton_and_without_kernels(missing, way, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FORKED if INTERPRET or CUDA else FORKED[:3])
+@pytest.mark.parametrize("case", FORKED[1::2] if INTERPRET else FORKED if CUDA else FORKED[:3])
 def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     """
     torch.compile takes in the choice of the way, and gives the same numbers with gradients. (The
@@ -393,9 +393,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 @pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
-    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 80, 200),
-    (64, torch.bfloat16, 90, 60), (128, torch.bfloat16, 90, 60),
-    (64, torch.float32, 80, 40), (64, torch.float32, 90, 400)])
+    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 90, 60), (64, torch.float32, 90, 400)])
 def test_what_the_machine_code_says(d, dtype, target, most):
     """
     No forward kernel spills, and backward little; nothing that uses wgmma is serialized (C7515);
