@@ -304,18 +304,25 @@ SETTING = ("data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd", "ma
 
 
 def committed(about, rows):
-    """{label: rows} of a committed RoPE run, where one's own have its setting, not its model."""
-    path = ROOT / "results" / "runs" / "cable_table1.cpu" / "rope-1337.json"
-    if not path.exists():
-        return {}
-    result = read_json(path)
-    rope, = result["runs"]
-    same = all(about.get(name) == result[name] for name in ("tokens", "lengths"))
-    for row in rows:
-        same = same and "label" not in row and row["model"] != "rope"
-        same = same and all(row["config"].get(name) == rope["config"][name] for name in SETTING)
-    python = rope["environment"]["python"]  # whose library is the text
-    return {f"rope (this repository's,\nPython {python})": [rope]} if same else {}
+    """
+    {label: rows} of a committed RoPE run, plain and with its window, where one's own have its
+    setting, not its model.
+    """
+    groups = {}
+    for name, words in (("rope", "rope"), ("rope-window", "rope, window of 256")):
+        path = ROOT / "results" / "runs" / "cable_table1.cpu" / f"{name}-1337.json"
+        if not path.exists():
+            continue
+        result = read_json(path)
+        rope, = result["runs"]
+        same = all(about.get(key) == result[key] for key in ("tokens", "lengths"))
+        for row in rows:
+            same = same and "label" not in row and row["model"] != "rope"
+            same = same and all(row["config"].get(key) == rope["config"][key] for key in SETTING)
+        if same:
+            python = rope["environment"]["python"]  # whose library is the text
+            groups[f"{words} (this repository's,\nPython {python})"] = [rope]
+    return groups
 
 
 # -----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ and where it needs them
     group       entries of one group share their trainings
     runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers in papers.json it has
+    beside      an entry of text, for a second figure: what survives, and what reads
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note

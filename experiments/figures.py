@@ -28,6 +28,9 @@ def draw(result, out):
     elif "cells" in result:
         matrix(result, out)
         reading(result, Path(out).with_suffix(".reading.png"))
+    elif "beside" in result:
+        grid(result, out)
+        survive(result, Path(out).with_suffix(".survive.png"))
     elif len(result["rows"]) > plot.MOST_LINES and len(result["runs"][0].get("scores", ())) > 1:
         grid(result, out)
     else:
@@ -170,6 +173,46 @@ def headings(ax, columns):
         ax.text((at[0] + at[-1] + 1) / 2, -1.05, title, ha="center", weight="bold")
         ax.plot([at[0] + 0.05, at[-1] + 0.95], [-0.92] * 2, color="black", lw=0.8, clip_on=False)
     return heads
+
+
+def survive(result, out):
+    """
+    Two questions in one picture: how much worse is text in windows of 16 times the training length
+    (x), and how much is recalled of strings as long (y)? Means of seeds, and their ranges.
+    """
+    xs, ys = {}, {}
+    for run in result["beside"]["runs"]:
+        near, *_, far = result["beside"]["lengths"]
+        values = [run["perplexity"].get(str(n)) for n in (near, far)]
+        if all(values):
+            xs.setdefault(run["label"], []).append(values[1] / values[0])
+    (_, split, metric), *_ = result["columns"]
+    for run in result["runs"]:
+        *_, scores = run["scores"].values()
+        ys.setdefault(run["label"], []).append(100 * scores[split][metric]["value"])
+    fig, axes = plot.panels(1, 7, 4.6)
+    ax = axes[0, 0]
+    points = {label: (np.mean(xs[label]), np.mean(ys[label])) for label in ys if label in xs}
+    for label, (x, y) in points.items():
+        color = plot.color_of(label)
+        marker = "s" if "," in label else "o"  # repaired at test time
+        ax.plot(x, y, marker, color=color, ms=8, mec="white", zorder=3)
+        ax.plot([min(xs[label]), max(xs[label])], [y, y], color=color, lw=1.5, alpha=0.6)
+        ax.plot([x, x], [min(ys[label]), max(ys[label])], color=color, lw=1.5, alpha=0.6)
+        crowded = any(0 < right - x < 0.1 and abs(up - y) < 5 for right, up in points.values())
+        side = "right" if crowded else "left"
+        ax.annotate(label, (x, y), (-8 if crowded else 7, 4), textcoords="offset points",
+                    ha=side, fontsize=9)
+    ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
+    ax.set(xscale="log", xlim=(0.7, None), ylim=(0, 104),
+           title="up: it still reads; left of the line: it survives",
+           xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
+                  "trained",
+           ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
+    write_figure(fig, out)
 
 
 FEWEST = 30  # questions, for a point

@@ -130,7 +130,7 @@ ENTRIES = {
     "recall": dict(
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
-        columns=[("64", "iid", "accuracy")],
+        columns=[("64", "iid", "accuracy")], beside="lm",
         cpu=TASKS["recall"] | dict(
             minutes=1, eval="--sequences 1000 --lengths 64 128 256 512 1024",
             rows={label: row._replace(seeds=3) for label, row in ROWS.items()

@@ -56,6 +56,8 @@ def table(name, scale):
     about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs)
     if tasks:
         about |= matrix.cells_of(entry["columns"], runs)
+    if "beside" in entry:
+        about["beside"] = table(entry["beside"], scale)
     return about
 
 

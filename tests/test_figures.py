@@ -36,6 +36,21 @@ def numbers(less, more, near, unfinished=False):
     }
 
 
+def test_survivors_and_readers_are_points(drawn):
+    def text(label, far):
+        return dict(label=label, perplexity={"8": 4.0, "16": 5.0, "32": far})
+
+    def recall(label, *rates):
+        return [score_row(label, 0.9, rate) for rate in rates]
+    runs = [*recall("cable", 0.5, 0.7), *recall("rope, yarn", 1.0), *recall("fox", 0.1)]
+    beside = dict(lengths=[8, 16, 32], runs=[text("cable", 4.0), text("cable", 8.0),
+                                             text("rope, yarn", 6.0)])
+    figures.survive(dict(columns=[("64", "iid", "exact_match")], runs=runs, beside=beside), "x.png")
+    ax = drawn[0].axes[0]
+    points = {text.get_text(): text.xy for text in ax.texts}
+    assert points == {"cable": pytest.approx((1.5, 60)), "rope, yarn": pytest.approx((1.5, 100))}
+
+
 def test_the_heat_map_has_the_cells_of_the_table(drawn):
     rows = dict(one=numbers(4.0, 100.0, 95.0), two=numbers(8.0, 50.0, 99.0, True),
                 mine=numbers(2.0, 0.0, 100.0))
