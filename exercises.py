@@ -1,0 +1,127 @@
+"""
+Exercises that check themselves: write a method's logits, and have them held to its model file.
+
+    python exercises.py            which there are, and which of them are right
+    python exercises.py cable      holds `cable` below to `literal` in model_cable.py
+
+Fill in a function below. It is given one head's queries and keys, a row a token, and returns a
+(T, T) tensor: row i is a query, column j a key. Only j <= i is looked at; loops are welcome.
+GUIDE.md derives every one; the solutions are the `literal` of the model files.
+"""
+import argparse
+import sys
+
+import torch
+
+import model_cable
+import model_classics
+import model_cope
+import model_diff
+import model_fox
+import model_rope
+import model_tra
+from common.files import fail, in_one_line
+from common.names import nearest
+
+T, D, P = 7, 4, 5  # tokens, the size of a head, positions in CoPE's table
+
+
+# -----------------------------------------------------------------------------
+# yours: q and k are (T, d)
+
+def alibi(q, k, slope):
+    """Logits: q_i . k_j / sqrt(d), less slope for every token from j to i."""
+
+
+def rope(q, k, theta):
+    """
+    Logits: channels c and c + d/2 of q_i are turned by the angle i theta_c, theta (d/2,), those of
+    k_j by j theta_c; then their product, over sqrt(d).
+    """
+
+
+def fox(q, k, f):
+    """Logits: q_i . k_j / sqrt(d), and the log of the gates f (T,) of the tokens j + 1 to i."""
+
+
+def cable(q, k, a, g):
+    """Logits: token t is a step of size a (T,), and query i minds the distance g (T,) times."""
+
+
+def tra(q, k, delta):
+    """Logits: -inf where q_i . k_j <= 0; each key that is left multiplies by delta (T,)."""
+
+
+def cope(q, k, e):
+    """Logits: gates sigmoid(q_i . k_j / sqrt(d)) are counted; e (d, P) has a column a position."""
+
+
+def diff(q, k, lam):
+    """Not logits but weights: softmax of the first halves, less lam times that of the second."""
+
+
+# -----------------------------------------------------------------------------
+# what they are given, and held to
+
+def inputs():
+    """-> {name: what it is given after q and k; its model file; literal's arguments after v}"""
+    torch.manual_seed(0)
+    a, g, f, delta = torch.rand(4, T, dtype=torch.float64)
+    e = torch.randn(D, P, dtype=torch.float64)
+    turn = model_rope.Turn("", D, T, T)
+    bias = model_classics.ALiBi(model_classics.GPTConfig(n_head=1)).double()
+    per_head = [x[None, None] for x in (a.cumsum(0), g, f.log().cumsum(0), delta.log())]
+    road, weight, gates, decay = per_head
+    return dict(
+        alibi=([bias.slopes.item()], model_classics, [bias.bias]),
+        rope=([turn.theta], model_rope, [torch.arange(T), turn]),
+        fox=([f], model_fox, [gates]),
+        cable=([a, g], model_cable, [road, weight]),
+        tra=([delta], model_tra, [decay]),
+        cope=([e], model_cope, [e]),
+        diff=([0.35], model_diff, [0.35]))
+
+
+def check(name):
+    """-> what is wrong with the function of this name, or nothing."""
+    mine, module, theirs = inputs()[name]
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, T, D, dtype=torch.float64)
+    try:
+        answer = globals()[name](q.clone(), k.clone(), *mine)
+    except NotImplementedError:
+        answer = None
+    if answer is None:
+        return f"not written yet: fill in {name} in exercises.py"
+    if not torch.is_tensor(answer) or answer.shape != (T, T):
+        got = tuple(answer.shape) if torch.is_tensor(answer) else type(answer).__name__
+        return f"it should return a tensor of shape ({T}, {T}), and returns {got}"
+    if name == "rope":  # whose literal begins with what is turned
+        q, k = (module.turned(x[None, None], theirs[1].waves(theirs[0]))[0, 0] for x in (q, k))
+    _, parts = module.literal(*(x[None, None] for x in (q, k, v)), *theirs)
+    want = parts["attention"] if name == "diff" else parts["qk"] + parts["bias"]
+    right = torch.isclose(answer.double(), want[0, 0], rtol=0, atol=1e-6)
+    for i, j in torch.nonzero(~right).tolist():
+        if j <= i:
+            return (f"query i = {i}, key j = {j}: yours is {answer[i, j]:.4f}, "
+                    f"literal's is {want[0, 0, i, j]:.4f}")
+    return ""
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="default: all")
+    names = parser.parse_args(argv).names
+    for name in names:
+        if name not in inputs():
+            fail(f"there is no exercise {name!r}: {nearest(name, inputs())}")
+    wrong = {name: check(name) for name in names or inputs()}
+    for name, why in wrong.items():
+        print(f"{name}: {why or 'right'}")
+    sys.exit(any(wrong.values()))
+
+
+if __name__ == "__main__":
+    sys.excepthook = in_one_line
+    main()

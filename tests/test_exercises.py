@@ -1,0 +1,97 @@
+"""exercises.py: solutions are right, and the first number that is not is named."""
+import math
+import re
+
+import pytest
+import torch
+
+import exercises
+from tests.helpers import command, complaint
+
+
+def scores(q, k):
+    return q @ k.T / math.sqrt(q.size(1))
+
+
+def alibi(q, k, slope):
+    i = torch.arange(len(q))
+    return scores(q, k) - slope * (i[:, None] - i)
+
+
+def rope(q, k, theta):
+    angle = torch.arange(len(q))[:, None] * theta
+    q, k = (torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
+            for x in (q, k))
+    return (q @ k.conj().T).real / 2
+
+
+def fox(q, k, f):
+    logits = scores(q, k)
+    for i, j in torch.ones_like(logits).tril().nonzero():
+        logits[i, j] += f[j + 1:i + 1].log().sum()
+    return logits
+
+
+def cable(q, k, a, g):
+    logits = scores(q, k)
+    for i, j in torch.ones_like(logits).tril().nonzero():
+        logits[i, j] -= g[i] * a[j + 1:i + 1].sum()
+    return logits
+
+
+def tra(q, k, delta):
+    logits = scores(q, k)
+    alive = logits > 0
+    for i, j in torch.ones_like(logits).tril().nonzero():
+        logits[i, j] += alive[i, j:i + 1].sum() * delta[i].log()
+    return logits.masked_fill(~alive, -math.inf)
+
+
+def cope(q, k, e):
+    logits, z = scores(q, k), q @ e
+    gates = logits.sigmoid()
+    for i, j in torch.ones_like(logits).tril().nonzero():
+        p = min(gates[i, j:i + 1].sum(), e.size(1) - 1)
+        low, high = math.floor(p), math.ceil(p)
+        logits[i, j] += (1 - p + low) * z[i, low] + (p - low) * z[i, high]
+    return logits
+
+
+def diff(q, k, lam):
+    later = torch.ones(len(q), len(q)).triu(1) > 0
+    first, second = (scores(a, b).masked_fill(later, -math.inf).softmax(-1)
+                     for a, b in zip(q.chunk(2, 1), k.chunk(2, 1)))
+    return first - lam * second
+
+
+SOLUTIONS = dict(alibi=alibi, rope=rope, fox=fox, cable=cable, tra=tra, cope=cope, diff=diff)
+
+
+@pytest.mark.parametrize("name", exercises.inputs())
+def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypatch):
+    """Nothing written yet is said in one line, and so is a tensor of another shape."""
+    assert f"{name}: not written yet" in wrong(home, name)
+    monkeypatch.setattr(exercises, name, SOLUTIONS[name])
+    assert command(home, "exercises.py", name)[0] == f"{name}: right\n"
+
+    def close(q, k, *more):
+        answer = SOLUTIONS[name](q, k, *more)
+        answer[4, 2], answer[6, 1], answer[2, 5] = 7, 7, 7
+        return answer
+    monkeypatch.setattr(exercises, name, close)
+    said = wrong(home, name)
+    assert "query i = 4, key j = 2: yours is 7.0000, literal's is" in said
+    assert re.search(r"is -?[\d.]+\n$|is -inf\n$", said)
+    monkeypatch.setattr(exercises, name, lambda q, *_: q)
+    assert f"shape (7, 7), and returns {tuple((7, 4))}" in wrong(home, name)
+
+
+def wrong(home, name):
+    """What is said of an answer that is not right; the exit code is 1."""
+    out, code = command(home, "exercises.py", name, code=1)
+    return out
+
+
+def test_an_exercise_that_there_is_not(home):
+    assert "there is no exercise 'cabel': did you mean cable?" in complaint(
+        home, "exercises.py", "cabel")
