@@ -40,7 +40,8 @@ def in_one_line(kind, error, trace):
     ours = last.filename.startswith(str(ROOT)) and last.line.startswith("raise ")
     message = str(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in message:
-        message = "this does not fit into memory: halve --batch_size or the lengths"
+        message = ("this does not fit into memory: halve --batch_size (in training, double "
+                   "--gradient_accumulation_steps) or the lengths")
     elif not issubclass(kind, OSError) and not (issubclass(kind, ValueError) and ours):
         sys.__excepthook__(kind, error, trace)
         return

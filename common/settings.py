@@ -15,7 +15,7 @@ class TrainConfig:
     init_from: str = ""           # begin with the weights of this run, of the same model
     size: str = "nano"            # preset; text: nano tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together
-    gradient_accumulation_steps: int = 1  # micro-steps per optimizer step
+    gradient_accumulation_steps: int = 1  # micro-steps per step; their means count alike
     max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is
     learning_rate: float = 1e-3   # peak
     min_lr: float = 1e-4          # at the end of the decay

@@ -133,7 +133,8 @@ def equal(plain, fast, device, H, d, options, length):
             errors = [difference(plain, fast, device, H, d, options, *case) for case in cases]
             why = f"differs by {max(errors):.1e} of the largest value"
     except Exception as e:  # another signature, a compiler that gives up: whatever it is, not equal
-        errors, why = [math.inf], f"could not be compared: {type(e).__name__}: {e}".splitlines()[0]
+        why = f"does not take what it is given: {type(e).__name__}: {e}".splitlines()[0]
+        errors = [math.inf]
     finally:
         torch.set_float32_matmul_precision(precision)
     told = any(k[0] is plain and not same for k, same in compared.items())
