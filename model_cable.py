@@ -58,8 +58,12 @@ VARIANTS = dict(
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = ("logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a); "
-            "cable_nw: g = 1, k_cable: a log")
+EQUATION = dict(
+    cable="logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a)",
+    cable_nw="logit_ij = q_i . k_j / sqrt(d) - (S_i - S_j),  S = cumsum(a)",
+    cable_nw_softplus="logit_ij = q_i . k_j / sqrt(d) - (S_i - S_j),  S = cumsum(a)",
+    k_cable="logit_ij = q_i . k_j / sqrt(d) - g_i log(1 + (S_i - S_j)^2),  S = cumsum(a)",
+    k_cable_inside="logit_ij = q_i . k_j / sqrt(d) - log(1 + (g_i (S_i - S_j))^2),  S = cumsum(a)")
 STEP = "a_k = relu(x_k W_c), or its softplus: the key decides"
 
 

@@ -182,7 +182,13 @@ VARIANTS["relative_capped"] = dict(pe="relative", capped=True)
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = "logit_ij = q_i . k_j / sqrt(d) + bias(i, j)"
+EQUATION = {pe: "logit_ij = q_i . k_j / sqrt(d), positions in the embedding" for pe in VARIANTS} | {
+    "alibi": "logit_ij = q_i . k_j / sqrt(d) - m (i - j),  m is fixed, one a head",
+    "t5": "logit_ij = q_i . k_j / sqrt(d) + r[min(i - j, block_size - 1)]",
+    "kerple": "logit_ij = q_i . k_j / sqrt(d) - p log(1 + a (i - j))",
+    "fire": "logit_ij = q_i . k_j / sqrt(d) + MLP(log(c (i - j) + 1) / log(c max(i, L) + 1))",
+    "relative": "logit_ij = q_i . k_j / sqrt(d) + q_i . e[i - j],  0 from block_size tokens on",
+    "relative_capped": "logit_ij = q_i . k_j / sqrt(d) + q_i . e[min(i - j, block_size - 1)]"}
 STEP = "1: every token counts the same"
 
 

@@ -41,7 +41,7 @@ class Task:
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
     from `rng` alone: the same seed gives the same batch on every machine. `forward`, `score`,
-    `contrast`, `target`, `answer` and `distance` are given torch tensors.
+    `contrast`, `target`, `answer`, `distance` and `holder` are given torch tensors.
     """
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
@@ -67,10 +67,13 @@ class Task:
     #     and what always giving the commonest one would get
     # distance(x, y) -> (B,) int64, how many tokens back lies what a sequence asks for: gives the
     #     first metric by distance, in powers of two
+    # holder(x) -> (B, T) int64, which token says what is asked for at each, -1 where nothing is:
+    #     maps.py opens a page at the head that looks there
     target = None
     contrast = None
     answer = None
     distance = None
+    holder = None
     # for sample.py: encoding(config), the tiktoken Encoding in which a model writes text, or
     # search(run, folder, prompt, ...), see data/retrieval.py; both are called on the class
     encoding = None

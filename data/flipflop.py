@@ -12,6 +12,7 @@ dense (many writes: many to confuse). Every batch is drawn anew.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 import data
 
@@ -72,6 +73,12 @@ class Task(data.Task):
         wrong = (logits.argmax(-1) != y) & read
         return dict(exact_match=(~wrong.any(1), read.any(1)),
                     glitch_rate=(wrong.sum(1), read.sum(1)))
+
+    def holder(self, x):
+        """The bit of the last write before an r."""
+        places = torch.arange(x.size(1)).expand_as(x)
+        written = torch.where(x == W, places + 1, 0).cummax(1).values
+        return torch.where(x == R, written, -1)
 
     def show(self, x):
         return ["wri01"[t] for t in x]
