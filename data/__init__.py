@@ -248,7 +248,7 @@ def score_splits(row, run, task, T, splits, options):
     for split in splits:
         torch.manual_seed(options.seed)
         try:
-            scores, positions, groups = task_scores(run.model, task, split, options)
+            scores, details = task_scores(run.model, task, split, options)
         except FloatingPointError as e:
             print(f"  {split:10}-  {e}")
             row["scores"][T], row["not_finite"] = {}, True  # at this length, of no split
@@ -257,25 +257,20 @@ def score_splits(row, run, task, T, splits, options):
             print(f"  {split:10}-  {e}")
             continue
         row["scores"][T][split] = scores
-        for name, values in positions.items():
-            row.setdefault(name, {}).setdefault(T, {})[split] = values.tolist()
-        for name, rates in groups.items():
-            row.setdefault(name, {}).setdefault(T, {})[split] = rates
-        print_scores(split, scores, positions, groups)
+        for name, values in details.items():
+            row.setdefault(name, {}).setdefault(T, {})[split] = values
+        print_scores(split, scores, details)
 
 
 @torch.no_grad()
 def task_scores(model, task, split, options):
     """
-    Over new sequences of a split, the same for every model ->
-    scores     {metric: dict(value, low, high)}
-    positions  {metric: (T,)}: tvd where the task knows its target, auc (NaN where it is not
-               defined) where it has a contrast
-    groups     {"by_answer" or "by_distance": {key: [sequences, the first metric]}}; distances are
-               in powers of two: 1, 2 to 3, 4 to 7, ... tokens
+    Over new sequences of a split, the same for every model -> {metric: dict(value, low, high)}, and
+    what of these the task knows: tvd and auc, a list by position; by_answer and by_distance, {key:
+    [sequences, the first metric]}, distances in powers of two: 1, 2 to 3, 4 to 7, ... tokens.
     Numbers become float64 on the CPU alone.
     """
-    counts, contrast, distance, keys = {}, [], [], {}
+    counts, contrast, distance, keys, details = {}, [], [], {}, {}
     for x, y in new_batches(task, split, options):
         with options.context:
             logits, _ = task.forward(model, x, y)
@@ -293,22 +288,25 @@ def task_scores(model, task, split, options):
             _, power = np.frexp(task.distance(x, y).cpu().numpy())  # 5 is .625 * 2^3: 4 to 7
             keys.setdefault("by_distance", []).append(1 << power - 1)
 
-    scores, positions, groups = {}, {}, {}
+    scores = {}
     for metric, pairs in counts.items():
-        count, out_of = (np.concatenate(a) for a in zip(*pairs))
+        count, out_of = counts[metric] = joined(pairs)
         if not out_of.any():
             raise ValueError("nothing is scored in it")
         value, low, high = interval(count, out_of)
         scores[metric] = dict(value=value, low=low, high=high)
     if task.target:
-        positions["tvd"] = np.concatenate(distance).mean(0)
+        details["tvd"] = np.concatenate(distance).mean(0).tolist()
     if task.contrast:
-        logit, positive = (np.concatenate(a) for a in zip(*contrast))
-        positions["auc"] = auc(logit, positive)
-    count, out_of = (np.concatenate(a) for a in zip(*next(iter(counts.values()))))
+        details["auc"] = auc(*joined(contrast)).tolist()
+    first = next(iter(counts.values()))
     for name, parts in keys.items():
-        groups[name] = by_group(np.concatenate(parts), count, out_of)
-    return scores, positions, groups
+        details[name] = by_group(np.concatenate(parts), *first)
+    return scores, details
+
+
+def joined(pairs):
+    return [np.concatenate(parts) for parts in zip(*pairs)]
 
 
 def new_batches(task, split, options):
@@ -329,28 +327,18 @@ def by_group(keys, count, out_of):
     return rates
 
 
-def print_scores(split, scores, positions, groups):
+def print_scores(split, scores, details):
     """The table's rows for one split."""
-    start = split
-    for metric, score in scores.items():
+    for n, (metric, score) in enumerate(scores.items()):
         value, low, high = (100 * score[k] for k in ("value", "low", "high"))
+        start = "" if n else split
         print(f"  {start:10}{metric:16}{value:8.3f}  [{low:.3f}, {high:.3f}]", flush=True)
-        start = ""
-    for metric, values in positions.items():
-        edges = position_edges(len(values), first=1)
-        cells = []
-        for a, b, mean in zip(edges, edges[1:], binned(values, edges)):
-            where = f"{a + 1}" if b == a + 1 else f"{a + 1}-{b}"
-            cells.append(f"{where}=-" if np.isnan(mean) else f"{where}={mean:.4f}")
-        print_list(f"{metric} by position: {', '.join(cells)}")
-    for name, rates in groups.items():
-        cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in rates.items()]
-        print_list(f"{next(iter(scores))} {name.replace('_', ' ')}: {', '.join(cells)}")
-
-
-def print_list(line):
-    print(textwrap.fill(line, 100, initial_indent=" " * 12, subsequent_indent=" " * 14,
-                        break_on_hyphens=False))
+    for name in details:
+        if name.startswith("by_"):
+            rates = details[name].items()
+            cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in rates]
+            line = f"{next(iter(scores))} {name.replace('_', ' ')}: {', '.join(cells)}"
+            print(textwrap.indent(textwrap.fill(line, 86), " " * 12))
 
 
 # -----------------------------------------------------------------------------

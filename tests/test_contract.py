@@ -99,8 +99,8 @@ def test_scores_by_distance_are_in_powers_of_two():
         of_key[:, :-17] = False
         y[:, -1] = (x * of_key).amax(1)
         return F.one_hot(y.clamp(min=0), task.vocab_size).float()
-    scores, _, groups = scored(near, task, 700)
-    by_distance = groups["by_distance"]
+    scores, details = scored(near, task, 700)
+    by_distance = details["by_distance"]
     assert list(by_distance) == [1, 2, 4, 8, 16, 32]
     assert sum(n for n, _ in by_distance.values()) == 700
     rates = [rate for _, rate in by_distance.values()]
