@@ -13,16 +13,19 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
     python maps.py counts out/{cope,tra}-flipflop-nano
         the mean step of every sort of token, as the queries see it whose answer is scored
     python maps.py play out/{fox,tra}-flipflop-nano --length 64 256
-        a page to play with, which needs no network: the numbers of steps for every query
+        a page to play with, which needs no network: the numbers of steps for every query and head,
+        and what each model predicts; --guide FILE.md: its words and scenes (results/play.md)
 """
 import base64
-import itertools
 import json
 import os
+import re
 import sys
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,7 +46,8 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
 MOST_SORTS = 12  # of tokens in a figure
 # in a page: the units in 1, and what stands for a number that is not finite
-UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000, logit=100)
+UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000)
+RATE = 10000
 NOT_FINITE = -2**31
 
 
@@ -63,28 +67,42 @@ def draw(task, split, seed):
     return task.tensors(split, 1, np.random.default_rng(seed))
 
 
+class Sequence(NamedTuple):
+    ids: torch.Tensor     # (1, T)
+    y: torch.Tensor       # (1, T), what to predict at each, -1: nothing
+    holder: torch.Tensor  # (1, T), which token says what that is, -1: none
+    show: Callable        # ids (T,) -> labels
+
+    @property
+    def labels(self):
+        return self.show(self.ids[0].numpy())
+
+
 def sequence(run, prompt, split, length, seed):
-    """-> ids (1, T) and their labels: of the prompt, or of a sequence of the run's own task."""
+    """The prompt, or a sequence of the run's own task."""
     if not prompt:
         task = task_of(run, length)
         x, y = draw(task, split or task.splits[1], seed)
         scored = np.flatnonzero(y[0] != -1)
-        x = x[:, :scored[-1] + 1 if len(scored) else None]  # without the padding
-        return x, task.show(x[0].numpy())
+        end = scored[-1] + 1 if len(scored) else None  # without the padding
+        holder = task.holder(x) if task.holder else torch.full_like(x, -1)
+        return Sequence(x[:, :end], y[:, :end], holder[:, :end], task.show)
     task = find_task(run.config["data"], gone=True)
     if split or not task.encoding:
         fail(f"{run.path}: --prompt is for models of text, and without --split")
     encoding = task.encoding(run.config)
-    ids = encode(encoding, [os.fsencode(prompt)])[0].tolist()[:length or None]
-    return torch.tensor([ids]), labels_of(encoding, ids)
+    ids = torch.tensor(encode(encoding, os.fsencode(prompt)).tolist()[:length or None])[None]
+    nothing = torch.full_like(ids, -1)
+    y = torch.cat((ids[:, 1:], nothing[:, :1]), 1)
+    return Sequence(ids, y, nothing, lambda ids: labels_of(encoding, ids))
 
 
 def same_sequence(runs, *which):
-    """-> ids (1, T) for each run, and their labels, which are the same."""
-    ids, labels = zip(*(sequence(run, *which) for run in runs))
-    if any(others != labels[0] for others in labels):
+    """-> a Sequence for each run, whose labels are the same."""
+    sequences = [sequence(run, *which) for run in runs]
+    if any(other.labels != sequences[0].labels for other in sequences):
         fail("these runs read different sequences: take runs of one task, and one --length")
-    return ids, labels[0]
+    return sequences
 
 
 @torch.no_grad()
@@ -134,8 +152,8 @@ def attention(runs, args):
     run = runs[0]
     if len(runs) > 1:
         fail("attention draws one run, in which every head has a map")
-    idx, labels = sequence(run, args.prompt, args.split, args.length, args.seed)
-    layers = look(run.model, idx)
+    text = sequence(run, args.prompt, args.split, args.length, args.seed)
+    layers, labels = look(run.model, text.ids), text.labels
     if not -len(layers) <= args.layer < len(layers):
         fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
     parts = layers[args.layer]
@@ -200,13 +218,14 @@ def line_ticks(axis, labels, size):
 
 def steps(runs, args):
     """For the last query of one sequence: every key's step, its distance, the attention it gets."""
-    ids, labels = same_sequence(runs, args.prompt, args.split, args.length, args.seed)
+    texts = same_sequence(runs, args.prompt, args.split, args.length, args.seed)
+    labels = texts[0].labels
     T, width = len(labels), min(30, max(8.5, 0.19 * len(labels)))
     fig, axes = plt.subplots(2 * len(runs), 1, figsize=(width, 1.8 * len(runs) + 0.6),
                              height_ratios=[6, 1] * len(runs), layout="constrained")
     fig.get_layout_engine().set(h_pad=0.02, hspace=0)
-    for run, idx, lane, strip in zip(runs, ids, axes[::2], axes[1::2]):
-        layer, head, parts = sharpest(look(run.model, idx))
+    for run, text, lane, strip in zip(runs, texts, axes[::2], axes[1::2]):
+        layer, head, parts = sharpest(look(run.model, text.ids))
         lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{run.config['model']}\nstep")
         lane.set_title(f"layer {layer}, head {head}", loc="right", fontsize=7, color="gray", pad=2)
         if "step" in parts:
@@ -343,25 +362,62 @@ def play(runs, args):
     """One HTML page: what several models make of the same strings, for every query and key."""
     strings, lanes = [], []
     for run in runs:
-        module = attention_module(run.model)
-        lanes.append(dict(name=run.config["model"], run=run.name, trained=run.config["block_size"],
-                          literal=True, step=module.STEP, equation=module.EQUATION))
-    for prompt, split, length in itertools.product(
-            args.prompt or [""], args.split or [""], args.length):
-        ids, labels = same_sequence(runs, prompt, split, length, args.seed)
-        numbers, name = [], f"{len(labels)} tokens"
-        for lane, run, idx in zip(lanes, runs, ids):
-            layers = look(run.model, idx)
+        name, module = run.config["model"], attention_module(run.model)
+        lanes.append(dict(name=name, run=run.name, trained=run.config["block_size"],
+                          step=module.STEP, equation=equation_of(module, name)))
+    lists = args.prompt or [""], args.split or [""], args.length
+    for n in range(max(map(len, lists))):  # the last of a list stands for all that follow
+        prompt, split, length = (values[min(n, len(values) - 1)] for values in lists)
+        texts = same_sequence(runs, prompt, split, length, args.seed)
+        labels, numbers, T = texts[0].labels, [], texts[0].ids.size(1)
+        name = f"{T} tokens"
+        if prompt or split:
+            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
+        string = dict(name=name, tokens=labels, answers=spoken(texts[0], texts[0].y[0]),
+                      holder=texts[0].holder[0].tolist(), predictions=[])
+        for lane, run, text in zip(lanes, runs, texts):
+            layers, (said, sure) = look(run.model, text.ids), predictions(run.model, text)
+            string["predictions"].append(dict(said=said, sure=sure))
             if "heads" not in lane:
-                lane["heads"], lane["first"] = heads_to_show(layers, args.heads)
+                lane |= heads_of(layers, text.holder[0].numpy())
             for layer, head in lane["heads"]:
                 parts = in_units(layers[layer], head)
                 numbers += parts.values()
             lane["kinds"] = list(parts)
-        if prompt or split:
-            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
-        strings.append(dict(name=name, tokens=labels, numbers=packed(np.concatenate(numbers))))
-    return filled(dict(strings=strings, units=UNITS, lanes=lanes))
+        strings.append(string | dict(numbers=packed(np.concatenate(numbers))))
+    guide = guide_of(args.guide) if args.guide else {}
+    return filled(dict(strings=strings, units=UNITS, rate=RATE, lanes=lanes) | guide)
+
+
+def equation_of(module, name):
+    """A file's EQUATION is a line, or {variant: line}; a fork's name has the first."""
+    if isinstance(module.EQUATION, str):
+        return module.EQUATION
+    return module.EQUATION.get(name, next(iter(module.EQUATION.values())))
+
+
+def spoken(text, y):
+    """Labels of y (T,), empty where it is -1."""
+    return [label if token >= 0 else "" for label, token in zip(text.show(y.clamp(0).numpy()), y)]
+
+
+@torch.no_grad()
+def predictions(model, text):
+    """-> the likeliest token at each place, as labels, and how likely it is, in %."""
+    sure, best = model(text.ids)[0][0].float().softmax(-1).max(-1)
+    return text.show(best.numpy()), (100 * sure).round().int().tolist()
+
+
+def guide_of(path):
+    """
+    A page's words: a title, an introduction, and under every further heading a scene, a link with
+    the page's state and what is to be seen.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    (title, intro), *scenes = (part.strip().split("\n\n", 1) for part in text.split("\n#"))
+    found = [dict(title=name.strip("# "), state=re.search(r"#([^)]*)\)", words)[1],
+                  words=" ".join(words.split("\n\n", 1)[1].split())) for name, words in scenes]
+    return dict(title=title.strip("# "), intro=" ".join(intro.split()), scenes=found)
 
 
 def write_page(page, out):
@@ -371,32 +427,50 @@ def write_page(page, out):
     print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
 
 
-def heads_to_show(layers, which):
-    """-> (layer, head) pairs, and the place of the first to be shown: the last layer's sharpest."""
-    pairs = []
+def heads_of(layers, holder):
+    """
+    -> every (layer, head); how much of its attention the queries give to the token that holds their
+    answer, in %; and the place of the head that gives most. Without holders, of the last layer's
+    sharpest.
+    """
+    heads, reads, queries = [], [], np.flatnonzero(holder >= 0)
     for layer, parts in enumerate(layers):
-        best = sharpest([parts])[1]
-        heads = range(len(parts["attention"])) if which == "all" else [best]
-        pairs += [(layer, head) for head in heads]
-    return pairs, pairs.index((layer, best))
+        for head, rows in enumerate(parts["attention"]):
+            heads.append((layer, head))
+            if len(queries):
+                reads.append(round(100 * float(rows[queries, holder[queries]].mean())))
+    first = heads.index((layer, sharpest(layers[-1:])[1]))
+    return dict(heads=heads, reads=reads, first=reads.index(max(reads)) if reads else first)
 
 
 def in_units(parts, head):
     """
     {part: whole hundredths, of attention thousandths} of a head, for every query and the keys up to
-    it. Each is rounded alone, so qk + bias may miss the rounded logit: carry is what is left.
+    it; and the rate, for every query, by which its bias is the distance.
     """
     seen = np.tril_indices(parts["attention"].shape[-1])
-    exact = {name: parts[name][head][seen].astype(np.float64) for name in UNITS if name in parts}
-    if "bias" in exact:
-        exact["carry"] = exact["qk"] + exact["bias"]
-    for name, x in exact.items():
-        x = np.rint(x * UNITS.get(name, 100))
-        exact[name] = np.where(abs(x) < 2**31, x, NOT_FINITE)
-    if "carry" in exact:
-        logit = exact["carry"]
-        exact["carry"] = np.where(logit == NOT_FINITE, 0, logit - exact["qk"] - exact["bias"])
-    return exact
+    numbers = {}
+    for name, unit in UNITS.items():
+        if name in parts:
+            numbers[name] = whole(parts[name][head][seen] * float(unit))
+    if "distance" in parts:
+        numbers["rate"] = whole(RATE * rate_of(parts["bias"][head], parts["distance"][head]))
+    return numbers
+
+
+def whole(x):
+    x = np.rint(x)
+    return np.where(abs(x) < 2**31, x, NOT_FINITE)
+
+
+def rate_of(bias, distance):
+    """(T, T) both -> (T,), a query's bias over its distance, -inf where keys differ in it."""
+    far = np.isfinite(bias) & (distance > 0) & np.tri(len(bias), dtype=bool)
+    ratio = np.divide(bias, distance, out=np.full(bias.shape, -np.inf), where=far, dtype=float)
+    rate = ratio.max(1)
+    error = abs(bias - np.where(np.isfinite(rate), rate, 0)[:, None] * distance)[far]
+    of_products = bias[far].any() and error.max() < 1e-3 * abs(bias[far]).max()
+    return rate if of_products else np.full(len(bias), -np.inf)
 
 
 def packed(numbers):
@@ -430,7 +504,7 @@ def parse(argv):
     for name, (_, about) in FIGURES.items():
         add_set(figures.add_parser(name, help=about))
         add = figures.choices[name].add_argument
-        several = dict(nargs="+") if name == "play" else {}  # every split in every length
+        several = dict(nargs="+") if name == "play" else {}  # one a string
         add("runs", nargs="*", help="run folders or checkpoints; default: the newest")
         if name not in ("reach", "counts"):
             add("--prompt", **several, help="models of text: what to read")
@@ -448,9 +522,7 @@ def parse(argv):
     add("--sequences", type=int, default=200, help="how many (default: 200)")
     add("--pairs", action="store_true",
         help="a sort is a token and the one before it: `w 0` apart from `i 0`")
-    add = figures.choices["play"].add_argument
-    add("--heads", choices=("sharpest", "all"), default="sharpest",
-        help="default: of every layer the one whose last query attends most to one key")
+    figures.choices["play"].add_argument("--guide", help="Markdown: its introduction and scenes")
     args = parser.parse_args(argv)
     if min(args.seed, np.min(args.length), vars(args).get("sequences", 1) - 1) < 0:
         fail("--seed and --length must be 0 or more, --sequences at least 1")

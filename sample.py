@@ -167,7 +167,7 @@ def main(argv=None):
     if prompt == b"":
         fail("the prompt is empty; leave it out to begin a new document")
     encoding = task.encoding(run.config)
-    ids = encode(encoding, [prompt or b""])[0].tolist()
+    ids = encode(encoding, prompt or b"").tolist()
     ids = ids[1:] or ids  # after an end-of-text token, or that token alone
     T, say = run.config["block_size"], partial(print, file=sys.stderr, flush=True)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -110,69 +110,47 @@ class Task(tasks.Task):
     def evaluate(self, runs, options):
         """
         Print perplexities by window length, on the same tokens at every length -> what eval.py
-        writes as JSON. Where a tokenizer is not bytes, bits per byte, too: by these, runs of
-        different tokenizers can be compared.
+        writes as JSON. Where the tokenizer is not bytes, bits per byte, too: by these, texts in
+        other tokens can be compared.
         """
         split = options.split or "test"
         tasks.check_split(split, SPLITS)
-        limits = [run.config["max_tokens"] for run in runs]  # 0 is all
-        task = replace(self, max_tokens=max(limits) if all(limits) else 0)
-        stream = task.streams[split]
+        tasks.check_same(runs, {"tokenizer", "max_tokens"})
+        stream = self.streams[split]
         if options.amount:
             stream = stream[:options.amount + 1]
-        tokenizers = dict.fromkeys(run.config["tokenizer"] for run in runs)
-        streams = {name: in_tokens_of(name, stream, self.tokenizer) for name in tokenizers}
-        shortest = min(map(len, streams.values()))
-        lengths = window_lengths(options.lengths, runs[0].config["block_size"], shortest, split)
+        lengths = window_lengths(options.lengths, runs[0].config["block_size"], len(stream), split)
 
-        N, in_bytes = len(stream) - 1, tokenizers.keys() == {"bytes"}
+        N = len(stream) - 1
         strided_tokens = N - lengths[-1] // 2
-        width = max(len(run.name) for run in runs)
-        print(f"perplexity on {N:,} tokens of {task.meta['corpus']} ({split}), "
+        width = max(len("  bits/byte"), *(len(run.name) for run in runs))
+        print(f"perplexity on {N:,} tokens of {self.meta['corpus']} ({split}), "
               f"the same at every length; {options.words}")
         if options.strided:
             print("strided: windows that overlap by half, the second halves scored: "
                   f"{strided_tokens:,} tokens, the same at every length")
-            width = max(width, len("  strided"))
-        if len(tokenizers) > 1:
-            print("each run has the same text in its own tokens: compare bits per byte")
-        if not in_bytes:
-            width = max(width, len("  bits/byte"))
         print(" " * width + "".join(f"{T:>10,}" for T in lengths))
         rows = []
         for run in runs:
-            row, stream = tasks.describe(run), streams[run.config["tokenizer"]]
-            row |= dict(perplexity={}, eval_seconds={})
+            row = tasks.describe(run) | dict(perplexity={}, eval_seconds={})
             print(f"{run.name:<{width}}", end="", flush=True)
             note = score_lengths(row, "perplexity", run, stream, lengths, options)
             if options.strided:
                 print(f"{'  strided':<{width}}", end="", flush=True)
                 score_lengths(row, "strided", run, stream, lengths, options)
-            if not in_bytes:
-                row["bits_per_byte"] = bits_per_byte(row["perplexity"], run, stream)
-                print(f"{'  bits/byte':<{width}}{cells(row['bits_per_byte'], lengths)}", flush=True)
+            if self.tokenizer != "bytes":
+                row["bits_per_byte"] = bits_per_byte(row["perplexity"], self.tokenizer, stream)
+                print(f"{'  bits/byte':<{width}}{cells(row['bits_per_byte'], lengths)}")
             if note:
                 print(note, flush=True)
             if row["perplexity"]:
                 rows.append(row)
-        result = dict(data=task.meta, split=split, tokens=N, lengths=lengths, runs=rows)
+        result = dict(data=self.meta, split=split, tokens=N, lengths=lengths, runs=rows)
         return result | (dict(strided_tokens=strided_tokens) if options.strided else {})
 
 
 # -----------------------------------------------------------------------------
 # evaluation: loss by token, at every window length
-
-def in_tokens_of(tokenizer, stream, was):
-    """A stream in the tokens of another tokenizer than it `was` in."""
-    if tokenizer == was:
-        return stream
-    encoding = get_encoding(was)
-    parts = np.split(stream, np.flatnonzero(stream == encoding.eot_token))
-    texts = [encoding.decode_bytes(ids[ids != encoding.eot_token].tolist()) for ids in parts]
-    whole = [text.decode("utf-8", "ignore").encode() for text in texts]  # no half characters
-    streams = encode(get_encoding(tokenizer), whole)
-    return np.concatenate([streams[0][1:], *streams[1:]])  # the first has no end of text before it
-
 
 def window_lengths(asked, block_size, have, split):
     """The window lengths to score, given so many tokens in the split."""
@@ -263,10 +241,10 @@ def by_position(losses, T):
     return [[a, b - 1, float(loss)] for a, b, loss in zip(edges, edges[1:], means)]
 
 
-def bits_per_byte(perplexity, run, stream):
+def bits_per_byte(perplexity, tokenizer, stream):
     """Perplexities {length: perplexity} of a stream's tokens, of what bytes of text they are."""
-    encoding = get_encoding(run.config["tokenizer"])
-    size = np.array([len(encoding.decode_single_token_bytes(n)) for n in range(encoding.n_vocab)])
+    encoding = get_encoding(tokenizer)
+    size = sizes_of(encoding)
     size[encoding.eot_token] = 0
     tokens_per_byte = (len(stream) - 1) / int(size[stream[1:]].sum())
     return {T: math.log2(value) * tokens_per_byte for T, value in perplexity.items()}
@@ -288,6 +266,11 @@ def get_encoding(name):
     except (OSError, ValueError) as e:  # requests' errors, or a download that was cut off
         raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
                          "once, or use --tokenizer bytes, which needs no download") from e
+
+
+def sizes_of(encoding):
+    """How many bytes every token has."""
+    return np.array([len(encoding.decode_single_token_bytes(n)) for n in range(encoding.n_vocab)])
 
 
 def labels_of(encoding, ids):
@@ -327,12 +310,10 @@ def sort_of(label):
     return "digits" if word.isdigit() else "signs"
 
 
-def encode(encoding, texts):
-    """[bytes] -> [uint16 array], each text after an end-of-text token. Raises ValueError."""
-    parts = [[] for _ in texts]
-    for n, ids in tokens_of([(n, "the text", [text]) for n, text in enumerate(texts)], encoding):
-        parts[n].append(ids)
-    return [np.concatenate(part) for part in parts]
+def encode(encoding, text):
+    """bytes -> uint16 array, after an end-of-text token. Raises ValueError."""
+    parts = tokens_of([(None, "the text", [text])], encoding)
+    return np.concatenate([ids for _, ids in parts])
 
 
 def tokens_of(texts, encoding):
