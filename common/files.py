@@ -1,7 +1,6 @@
-"""Files that are whole or not there at all, and how a script ends when something is wrong."""
+"""Files that are whole or not there at all, and how a script ends."""
 import errno
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -15,22 +14,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")  # a terminal that lacks a character shows a ?
+        stream.reconfigure(errors="replace")  # a terminal may lack a character
 
 
 # -----------------------------------------------------------------------------
 # how a script ends
 
 def fail(message):
-    """A user's mistake: one line, exit code 1, no traceback."""
+    """A user's mistake: one line, exit code 1."""
     sys.exit(f"error: {message}")
 
 
 def in_one_line(kind, error, trace):
     """
-    For sys.excepthook. Ctrl-C, a full disk, a full memory and a ValueError that a file of this
-    repository raised on purpose end a script in one line. Anything else is a bug, perhaps in your
-    own model or task: it keeps its traceback, which names the line.
+    For sys.excepthook. Ctrl-C, a full disk or memory and a ValueError that one of our files raises
+    end a script in one line. Anything else, as a bug in your model, keeps its traceback.
     """
     if issubclass(kind, KeyboardInterrupt):
         os._exit(130)
@@ -49,7 +47,7 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another script of this repository, showing the command. Returns its exit code."""
+    """Run another of our scripts, showing the command -> its exit code."""
     words = [str(word) for word in args]
     print("\n$ python " + " ".join(words), flush=True)
     return subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
@@ -59,18 +57,15 @@ def script(*args):
 # writing
 
 def write_safely(path, write):
-    """
-    write(tmp), then rename: a full disk or a kill leaves the file as it was. Raises OSError.
-    """
+    """write(tmp), then rename: the file is as it was, or whole. Raises OSError."""
     path = Path(path)
-    tmp = path.with_name(f"{path.name}.tmp")
+    tmp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         write(tmp)
         os.replace(tmp, path)
     except (OSError, RuntimeError) as e:
-        # torch.save raises RuntimeError, about its inline_container, where there is no more room
-        full = getattr(e, "errno", None) == errno.ENOSPC or "inline_container" in str(e)
-        if not full:
+        # where there is no more room torch.save raises RuntimeError about its inline_container
+        if getattr(e, "errno", None) != errno.ENOSPC and "inline_container" not in str(e):
             raise
         room = shutil.disk_usage(path.parent).free / 1e6
         raise OSError(f"could not write {path}: the disk is full, {room:,.1f} MB are free") from e
@@ -83,23 +78,17 @@ def write_text(path, text):
 
 
 def strict(value):
-    """A value of JSON whose floats are all finite: what is not is None."""
-    if isinstance(value, dict):
-        return {name: strict(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    """As JSON has it; None for NaN and the infinities."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def json_line(row):
-    return json.dumps(strict(row), allow_nan=False) + "\n"
+    return json.dumps(strict(row)) + "\n"
 
 
 def write_json(path, value):
-    """Indented, strict JSON: null stands for NaN and the infinities. Raises OSError."""
-    write_text(path, json.dumps(strict(value), indent=1, allow_nan=False) + "\n")
+    """Indented, strict JSON. Raises OSError."""
+    write_text(path, json.dumps(strict(value), indent=1) + "\n")
 
 
 def write_figure(fig, out):
@@ -117,7 +106,7 @@ def write_figure(fig, out):
 # reading
 
 def read_json(path):
-    """The JSON in a file. What is missing or damaged ends the script in one line."""
+    """The JSON in a file; without it the script ends in one line."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as e:
@@ -127,7 +116,7 @@ def read_json(path):
 
 
 def read_log(folder):
-    """log.jsonl as dicts, without the line that a power cut left half written. Raises OSError."""
+    """log.jsonl without a line that is half written. Raises OSError."""
     rows = []
     for line in (Path(folder) / "log.jsonl").read_text(encoding="utf-8").splitlines():
         try:

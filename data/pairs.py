@@ -1,6 +1,4 @@
-"""
-Pairs of a query and the document that answers it, made of a corpus, in one file of arrays.
-"""
+"""Pairs of a query and the document that answers it, in one file of arrays."""
 import ast
 import hashlib
 import os
@@ -12,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from common.files import write_safely
 from data import corpora, text
 
 ASKED = 8      # queries of one test document at most
@@ -26,7 +25,7 @@ def prepare(corpus, tokenizer):
     SPLIT.of, .at and .end, the document that answers a query, where the answer begins and ends.
     """
     if corpus == "fineweb_edu":
-        raise ValueError("fineweb_edu is too large to search: choose packages, msmarco or a folder")
+        raise ValueError("fineweb_edu is too large to search: choose packages or a folder")
     if corpus == "msmarco":
         name, source = corpus, f"{MSMARCO}, {MLDR}"
     else:
@@ -50,22 +49,20 @@ def prepare(corpus, tokenizer):
 
 def save(path, arrays):
     """All of the file or nothing of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        with open(partial, "wb") as f:
+    def write(tmp):
+        with open(tmp, "wb") as f:
             np.savez(f, **arrays)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_safely(path, write)
 
 
 def tokenized(splits, encoding):
     """{split: (documents, [(query, document, place)], negatives)} -> arrays"""
-    size = np.array([len(encoding.decode_single_token_bytes(i)) for i in range(encoding.n_vocab)])
+    size = text.sizes_of(encoding)
     arrays = {}
     for split, (documents, asked, negative) in splits.items():
-        for name, texts in dict(documents=documents, queries=[row[0] for row in asked]).items():
+        queries = [query for query, *_ in asked]
+        for name, texts in dict(documents=documents, queries=queries).items():
             arrays[f"{split}.{name}"], arrays[f"{split}.{name}.starts"] = encoded(texts, encoding)
         stream, starts = (arrays[f"{split}.documents{part}"] for part in ("", ".starts"))
         places, last = [], None
@@ -127,7 +124,7 @@ def without_queries(document):
             warnings.simplefilter("ignore")  # about the file's own strings
             tree = ast.parse(document)
         return without_docstrings(document, tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser's, of odd files
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of odd files
         return without_sentences(document)
 
 
@@ -163,7 +160,7 @@ def definitions(node):
 
 
 def without_sentences(document):
-    """Other text: about one sentence in SENTENCES is taken out, chosen by its hash."""
+    """Other text: about one sentence in SENTENCES, by its hash."""
     parts, asked, length = [], [], 0
     end = r"(?<=[.!?])(?=\s)|(?<=[.!?][\"')])(?=\s)"  # not within 2.13
     for part in re.split(end, document):
