@@ -1,4 +1,4 @@
-"""Checkpoints: where they are, and a trained model out of one."""
+"""Checkpoints: where they are, and models out of them."""
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
@@ -12,7 +12,6 @@ KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
 
 class Run(NamedTuple):
-    """A trained model and what is known about it."""
     path: Path
     name: str  # its folder
     model: torch.nn.Module
@@ -48,7 +47,7 @@ def load_checkpoint(path):
         whole = KEYS <= checkpoint.keys()
     except PermissionError:
         raise
-    except Exception:  # torch has many errors for what is in a foreign file
+    except Exception:  # torch has many for a foreign file
         whole = False
     if not whole:
         fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
@@ -71,14 +70,9 @@ def at_test(config, changes):
     values = {}
     for change in changes:
         name, equals, value = change.partition("=")
-        if not equals:
-            fail(f"--set takes NAME=VALUE, not {change!r}")
-        if name not in types:
-            fail(f"--set {name}: {module.__name__}.py has no such setting: "
-                 f"{names.nearest(name, types)}")
-        if name not in choices:
-            fail(f"--set {name}: not a choice at test time; in {module.__name__}.py these are: "
-                 f"{', '.join(choices) or 'none'}")
+        if not equals or name not in choices:
+            fail(f"--set takes NAME=VALUE of what is a choice at test time, not {change}; in "
+                 f"{module.__name__}.py these are: {', '.join(choices)}")
         try:
             values[name] = types[name](value)
         except ValueError:
@@ -89,8 +83,7 @@ def at_test(config, changes):
 def load_run(path=None, device="cpu", bema=False, changes=()):
     """
     A run's folder or checkpoint file (default: the newest under out/) -> Run, its model on the
-    device in eval mode. The weights are its last ones, or with `bema` their BEMA. changes: settings
-    as --set takes them, ["repair=yarn"].
+    device in eval mode, with `bema` its BEMA weights. changes are those of --set, ["repair=yarn"].
     """
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path)
@@ -118,4 +111,4 @@ def check_text(config, source):
     if not names.find_task(config["data"], gone=True).was_prepared(config, source):
         where = config.get("corpus", config["data"])
         fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
-             "here: name it with --data, or --corpus when resuming an encoder's run")
+             "here: name it with --data, or resuming an encoder's run with --corpus")
