@@ -1,6 +1,5 @@
-"""Flags, made from dataclasses: a field is a flag, the comment behind it the flag's help."""
+"""Flags from dataclasses: a field is a flag, the comment behind it its help."""
 import argparse
-import difflib
 import inspect
 import re
 from dataclasses import fields
@@ -23,14 +22,6 @@ class Parser(argparse.ArgumentParser):
             message += ", and one that begins with - after a =, as in --prompt=-foo"
         fail(message)
 
-    def parse_args(self, argv=None):
-        args, unknown = self.parse_known_args(argv)
-        if not unknown:
-            return args
-        word = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.7)
-        fail(f"unknown argument {word}: {f'did you mean {close[0]}?' if close else 'see --help'}")
-
 
 def peek(argv, name):
     """The value of --name among the flags, before the others are known; None where it is not."""
@@ -40,7 +31,7 @@ def peek(argv, name):
 
 
 def add_fields(parser, title, cls, skip=()):
-    """A group of flags, one for each field of a dataclass but those in `skip`."""
+    """A group of flags, a field of a dataclass each."""
     group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
     types, comments = get_type_hints(cls), {}
     for base in reversed(cls.__mro__[:-1]):  # object has no source
@@ -64,7 +55,7 @@ def add_flag(parser, name, type_, about, default=None):
 
 def add_set(parser):
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE",
-                        help="settings of the model that are a choice at test time: repair=yarn")
+                        help="settings that are a choice at test time: repair=yarn")
 
 
 def add_run_flags(parser, bema=""):
@@ -72,9 +63,8 @@ def add_run_flags(parser, bema=""):
     if bema:
         parser.add_argument("--bema", action="store_true", help=bema)
     add_set(parser)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
-                        help="auto is bfloat16 on a GPU that has it (default: auto)")
+                        help="auto: bfloat16 on a GPU that has it (default: auto)")
     parser.add_argument("--kernel", default="auto", choices=("auto", "off"),
-                        help="auto is an attention that is faster than the model file's own, and "
-                             "equals it (default: auto)")
+                        help="auto: a faster attention that equals the model's own (default: auto)")
