@@ -18,9 +18,8 @@ def attention_module(model):
 
 def plain_function(module):
     """
-    The function in a model's module that computes its attention: the one with the arguments of
-    `literal`. Without a literal, the one whose name ends in attention. None where there is not
-    exactly one.
+    What computes the attention in a model's module: the one function with the arguments of
+    `literal`, without a literal the one whose name ends in attention. Else None.
     """
     arguments = {name: list(inspect.signature(function).parameters)
                  for name, function in inspect.getmembers(module, inspect.isfunction)}
@@ -35,14 +34,13 @@ def plain_function(module):
 @contextmanager
 def spy(model):
     """
-    Within it the plain function runs, and each call's arguments, defaults included, are added to
-    the list that it yields: one tuple (q, k, v, ...) for every layer of every forward.
+    Within it the plain function runs. Yields a list of its calls' arguments, defaults included: one
+    tuple (q, k, v, ...) for every layer of every forward.
     """
     module = attention_module(model)
     plain, calls = plain_function(module), []
     if not plain:
-        fail(f"{module.__name__}.py: no function, or more than one, has the arguments of literal "
-             "(or, without a literal, a name that ends in attention)")
+        fail(f"{module.__name__}.py: not one function has the arguments of literal")
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
