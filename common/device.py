@@ -19,13 +19,13 @@ except ImportError:  # the folder was left out: every attention runs as its mode
 
 def setup(args):
     """
-    args.device, .dtype and .kernel -> the device, a context to run models in, and all three in
-    words. auto is cuda, else mps, else cpu. Under torchrun every process takes a GPU of its own.
+    args.device, .dtype, .kernel -> the device, a context to run models in, and all of it in words.
+    Under torchrun every process takes a GPU of its own.
     """
     device = choose_device(args.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
-    if device.type == "cpu":  # what has decayed to 1e-39 would take a CPU several times as long
+    if device.type == "cpu":  # numbers like 1e-39 are slow there
         torch.set_flush_denormal(True)
 
     dtype, why = args.dtype, "asked for"
@@ -62,7 +62,7 @@ def choose_device(name):
         fail(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps")
     if not has.get(device.type):
         fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; "
-             "leave the flag out, or use --device cpu")
+             "use --device cpu")
     if device.type == "cuda":
         if device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -73,10 +73,7 @@ def choose_device(name):
 
 
 def peak_memory(device):
-    """
-    The most memory this process has had so far, in GB (1e9 bytes): GPU memory on cuda, else
-    resident; None where it is not known.
-    """
+    """The most that this process has had, in GB (1e9 bytes): on cuda of the GPU's. Or None."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")
@@ -101,7 +98,7 @@ def environment():
 
 
 def commit():
-    """The short hash of HEAD, with +changes where a .py file differs from it; else unknown."""
+    """The short hash of HEAD, +changes where a .py file differs; else unknown."""
     git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
     try:
         head = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
