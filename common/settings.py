@@ -21,7 +21,7 @@ class TrainConfig:
     min_lr: float = 1e-4          # at the end of the decay
     warmup_iters: int = 100       # linear warmup from 0
     lr_decay: Literal["cosine", "linear", "none"] = "cosine"  # cosine, linear or none
-    lr_decay_iters: int = 0       # steps until min_lr is reached; 0 is max_iters
+    lr_decay_iters: int = 0       # steps until min_lr; 0 is max_iters
     weight_decay: float = 0.1     # on tensors with two or more dimensions
     beta1: float = 0.9            # AdamW
     beta2: float = 0.95           # AdamW
@@ -82,7 +82,7 @@ def new_settings(argv, description=None):
 
 
 def resumed_settings(saved, argv, description=None):
-    """The settings of a run that goes on; where it runs, how it reports and how far may change."""
+    """A run's that goes on; where it runs, how it reports and how far may change."""
     config = asdict(RunConfig()) | saved["config"]
     text_flag = "corpus" if "corpus" in config else "data"
     parser = training_parser(description)
