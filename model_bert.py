@@ -97,10 +97,9 @@ def rotate(x, pos):
     """RoPE (Su et al., 2021): x (B, H, T, d) turned by angles that grow with pos (T,)."""
     half = x.size(-1) // 2
     freq = 10000.0 ** (-torch.arange(half, device=x.device) / half)         # (d/2,)
-    angle = pos[:, None] * freq                                             # (T, d/2)
+    angle = pos[..., None] * torch.cat((-freq, freq))                       # (T, d)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return x * cos + x.roll(half, -1) * sin  # each half meets the other
 
 
 class SelfAttention(nn.Module):

@@ -94,26 +94,25 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     Returns (B, H, Tq, d).
     """
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    gate_keys = None if gate_keys is None else gate_keys.flip(2)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
-        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - Tk + Tq, end - Tk + Tq)
         i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device).flip(0)
+        j = torch.arange(end, device=q.device)
         seen = (j <= i).to(float_type)                                      # (rows, end)
-        qk = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type) / math.sqrt(d)
+        qk = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(float_type) / math.sqrt(d)
         gates = qk
         if gate_keys is not None:
-            gates = q[:, :, here] @ gate_keys[:, :, keys].transpose(-1, -2)
+            gates = q[:, :, here] @ gate_keys[:, :, :end].transpose(-1, -2)
             gates = gates.to(float_type) / math.sqrt(d)
-        p = (gates.sigmoid() * seen).cumsum(-1)                             # (B, H, rows, end)
+        gates = (gates.sigmoid() * seen).flip(-1)  # nearest key first: cumsum counts
+        p = gates.cumsum(-1).flip(-1)                                       # (B, H, rows, end)
         z = q[:, :, here] @ pos_emb.to(q.dtype)                             # (B, H, rows, P)
         bias = interpolate(z, p)
         a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
-        y.append(a.to(v.dtype) @ v[:, :, keys])
+        y.append(a.to(v.dtype) @ v[:, :, :end])
     return torch.cat(y[::-1], dim=2)
 
 

@@ -60,17 +60,17 @@ def literal(q, k, v, lam):
 
 def diff_attention(q, k, v, lam):
     """
-    The same in blocks of query rows. [q1, 0] . k is q1 . k1, and [0, q2] . k is q2 . k2: both maps
-    run as one batch in torch's fused kernel.
+    The same in blocks of query rows. [q1, 0] . k is q1 . k1, and [0, q2] . k is q2 . k2: so torch's
+    fused kernel, which wants q, k and v of one size, takes k and v as they are.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     lam is a number. Returns (B, H, Tq, d).
     """
     Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
-    q = torch.cat((F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))))
-    k, v = k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)
+    maps = F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))
     scale = 1 / math.sqrt(half)
     if Tq in (1, Tk):
-        a, b = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale).chunk(2)
+        a, b = (F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale)
+                for q in maps)
         return a - lam * b
     y = []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
@@ -79,20 +79,20 @@ def diff_attention(q, k, v, lam):
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device)
         mask = j <= i
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask, scale=scale))
-    a, b = torch.cat(y[::-1], dim=2).chunk(2)
-    return a - lam * b
+        a, b = (F.scaled_dot_product_attention(
+            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask, scale=scale)
+            for q in maps)
+        y.append(a - lam * b)
+    return torch.cat(y[::-1], dim=2)
 
 
 def rotate(x, pos):
     """RoPE (Su et al., 2021): x (B, H, T, d) turned by angles that grow with pos (T,)."""
     half = x.size(-1) // 2
     freq = 10000.0 ** (-torch.arange(half, device=x.device) / half)         # (d/2,)
-    angle = pos[:, None] * freq                                             # (T, d/2)
+    angle = pos[..., None] * torch.cat((-freq, freq))                       # (T, d)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return x * cos + x.roll(half, -1) * sin  # each half meets the other
 
 
 class Cache:
@@ -130,8 +130,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
         if self.qk_norm:  # .to: autocast would leave them in float32
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        q = torch.cat([rotate(half, pos) for half in q.chunk(2, dim=-1)], -1)
-        k = torch.cat([rotate(half, pos) for half in k.chunk(2, dim=-1)], -1)
+        q, k = (rotate(z.unflatten(-1, (2, -1)), pos[:, None]).flatten(-2) for z in (q, k))
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         first, second = (self.l_q1 * self.l_k1).sum(), (self.l_q2 * self.l_k2).sum()

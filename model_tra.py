@@ -76,21 +76,21 @@ def tra_attention(q, k, v, log_decay):
     log_decay (B, H, Tq), log delta, in float32 or float64. Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    y = []
+    q, y = q / math.sqrt(q.size(3)), []
     for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
-        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
+        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
+        here = slice(start - Tk + Tq, end - Tk + Tq)
         i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device).flip(0)
-        s = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(log_decay.dtype)
+        j = torch.arange(end, device=q.device)
+        s = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(log_decay.dtype)
         M = ((s > 0) & (j <= i)).to(s.dtype)                                # (B, H, rows, end)
-        C = M.cumsum(-1)                                                    # exact below 2^24
+        C = M.cumsum(-1)                                                    # survivors, 0 to j
+        C = C[..., -1:] - C + M                                             # j to i; exact to 2^24
         a = torch.addcmul(s, C, log_decay[:, :, here, None])
         # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN
         a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
-        some = (C[..., -1:] > 0).to(v.dtype)                                # survivors, or none
-        y.append(some * (a.to(v.dtype) @ v[:, :, keys]))
+        some = (C[..., :1] > 0).to(v.dtype)                                 # survivors, or none
+        y.append(some * (a.to(v.dtype) @ v[:, :, :end]))
     return torch.cat(y[::-1], dim=2)
 
 
