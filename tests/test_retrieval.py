@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import data.text
-from data import Options, corpora, pairs, retrieval, search
+from data import Options, corpora, pairs, retrieval
 from tests.helpers import (
     ENCODER_FLAGS,
     close,
@@ -36,20 +36,16 @@ def task_of(library, **fields):
 
 def test_a_query_is_taken_out_of_its_document(library):
     """The definition is where `at` says, without its docstring."""
-    task = task_of(library, block_size=64)
-    seen = set()
+    task, seen = task_of(library, block_size=64), []
     for split in task.splits:
         documents, queries, of, at = task.collection(split, 10**6)
         texts, asked = task.read(documents), task.read(queries)
-        assert len(asked) >= 2
-        for query, n, where in zip(asked, of, at):
+        for query, n, where, end in zip(asked, of, at, task.pairs[f"{split}.end"]):
             assert query.lower() not in " ".join(texts[n].lower().split())
             assert texts[n][where:].startswith("def " + "_".join(query.lower().split()[:2]))
-            end = task.pairs[f"{split}.end"][(task.pairs[f"{split}.of"] == n)
-                                             & (task.pairs[f"{split}.at"] == where)].item()
             assert texts[n][:end].endswith("    return y\n") and "\n\n" not in texts[n][where:end]
-            assert query not in seen
-            seen.add(query)
+        seen += asked
+    assert len(seen) == len(set(seen)) > 100
     for first in range(50):
         x, _ = task.tensors("train", 4, rng(first))
         q, d, _ = np.split(x.numpy(), (task.query_size, task.query_size + 64), axis=1)
@@ -60,7 +56,7 @@ def test_a_query_is_taken_out_of_its_document(library):
 
 
 def test_which_definitions_are_asked_for(library, monkeypatch):
-    """No docstring of two, at most ASKED of a test file, none beyond."""
+    """None twice, at most ASKED of a test file."""
     def file(*names):
         return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
                            for n in names).encode()
@@ -176,26 +172,25 @@ def test_info_nce_is_what_the_loop_says(library):
     task = task_of(library)
     model = encoder("bert_rope", vocab_size=task.vocab_size, block_size=64)
     task.begin(model)
-    assert (task.kept["negatives"] >= 0).any()
-    B = len(task.pairs["train.at"]) + 1  # more than there are pairs: some come twice
-    x, y = task.tensors("train", B, rng(0))
+    # more than there are pairs: some come twice
+    x, y = task.tensors("train", len(task.pairs["train.at"]) + 1, rng(0))
+    x, y = x[:40], y[:40]
     _, got = task.forward(model, x, y)
-    q, d, n = x.split((32, 32, 32), 1)
-    has = (n > 0).any(1)
+    has, B = (x[:, 64:] > 0).any(1), len(x)
+    with torch.no_grad():
+        q, d, n = (model.embed(part) for part in x.split((32, 32, 32), 1))
+    to_document, to_negative = ((q @ texts.T / 0.05).exp() for texts in (d, n))
 
     def again(i, file, start):
         return file == y[i, 0] and abs(start - y[i, 1]) < 32
-    with torch.no_grad():
-        q, d, n = (model.embed(part) for part in (q, d, n))
-        total, left_out = 0, 0
-        for i in range(B):
-            others = [j for j in range(B) if i == j or not again(i, *y[j, :2])]
-            hard = [j for j in range(B) if has[j] and not again(i, *y[j, 2:])]
-            left_out += B - len(others)
-            right = q[i] @ d[i] / 0.05
-            scores = [q[i] @ d[j] for j in others] + [q[i] @ n[j] for j in hard]
-            total += sum((s / 0.05).exp() for s in scores).log() - right
-            total += sum((q[j] @ d[i] / 0.05).exp() for j in others).log() - right
+    total, left_out = 0, 0
+    for i in range(B):
+        others = [j for j in range(B) if i == j or not again(i, *y[j, :2])]
+        hard = [j for j in range(B) if has[j] and not again(i, *y[j, 2:])]
+        left_out += B - len(others)
+        both = to_document[i, others].sum() + to_negative[i, hard].sum()
+        total -= (to_document[i, i] / both).log()
+        total -= (to_document[i, i] / to_document[others, i].sum()).log()
     assert left_out and i in hard
     close(got, total / (2 * B), 1e-5)
 
@@ -353,25 +348,14 @@ def test_the_files_that_answer_best(tmp_path, capsys):
             search(empty, bm25=True)
 
 
-def test_a_line_is_cut_at_words_around_what_is_asked():
-    line = " ".join(f"word{n}" for n in range(40))
-    assert search.snippet("  a   short\tone ", ["x"]) == "a short one"
-    for words, begins in ((["absent"], "word0 "), (["word3"], "word0 "), (["word30"], "word26 ")):
-        part = search.snippet(line, words)
-        assert part.startswith(begins) and len(part) <= search.WIDTH
-        assert set(part.removesuffix(" ...").split()) <= set(line.split())
-
-
 # -----------------------------------------------------------------------------
 # the commands
 
 def test_from_masked_tokens_to_search(library):
     """Both trainings interrupted and continued, bit for bit."""
-    common = *ENCODER_FLAGS, "--no-evaluate"
-    command(library, "train.py", "--data", "mlm", *common, "--max_iters", 6, "--eval_interval", 3,
-            "--out_dir", "m")
-    for name, more in (("mlm", ()), ("retrieval", ("--init_from", "m", "--query_size", 16))):
-        flags = "--data", name, *common, *more, "--lr_decay_iters", 4, "--eval_interval", 2
+    begin = "--init_from", "mlm-4", "--query_size", 16
+    for name, more in (("mlm", ()), ("retrieval", begin)):
+        flags = "--data", name, *ENCODER_FLAGS, "--no-evaluate", *more, "--lr_decay_iters", 4
         command(library, "train.py", *flags, "--max_iters", 4, "--out_dir", f"{name}-4")
         command(library, "train.py", *flags, "--max_iters", 2, "--out_dir", f"{name}-2")
         command(library, "train.py", "--resume", f"{name}-2", "--max_iters", 4, "--no-evaluate")
@@ -380,15 +364,14 @@ def test_from_masked_tokens_to_search(library):
             assert whole[part].keys() == twice[part].keys()
             assert all(torch.equal(whole[part][k], twice[part][k]) for k in whole[part])
     command(library, "eval.py", "mlm-4", "--lengths", 32, 64, "--sequences", 8)
-    out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5,
-                     draw=True)
+    out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5)
     result = json.loads((library / "retrieval-4" / "eval.json").read_text())
-    assert result["queries"] == 5 and result["documents"] > 1
+    assert result["queries"] == 5
     assert re.search(r"\ntokens +32 +512\n", out)
     assert re.search(r"\nwhole, recall@10( +\d+\.\d ± \d+\.\d){2}\n", out)
     assert re.search(r"\nqueries( +\d+){5}\n", out) and re.search(r"\nfirst( +[\d.-]+){5}\n", out)
-    places = range(1, min(10, result["documents"]) + 1)
-    chance = sum(1 / math.log2(1 + place) for place in places) / result["documents"]
+    n = result["documents"]
+    chance = sum(1 / math.log2(1 + place) for place in range(1, min(10, n) + 1)) / n
     assert result["chance"] == pytest.approx(chance)
     row = result["runs"][0]
     assert set(row["search"]) == set(retrieval.READINGS)
