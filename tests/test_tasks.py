@@ -17,7 +17,7 @@ import data.selective_copy
 import data.set_complement
 import data.tomita
 from common import names
-from tests.helpers import TINY_FLAGS, close, command, complaint, rng
+from tests.helpers import TINY_FLAGS, close, command, rng
 
 TASKS = [name for name in names.task_names()[len(data.text.CORPORA):]
          if name not in ("max_retrieval", "mlm", "retrieval")]
@@ -36,14 +36,10 @@ def chi_square(counts, p):
 # -----------------------------------------------------------------------------
 # every task
 
-def usual(name, size="nano"):
-    cls = names.find_task(name)
-    return cls(**names.pick(cls, cls.defaults.get(size, {})))
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_reproducible_and_scores_itself(name):
-    task = usual(name)
+    cls = names.find_task(name)
+    task = cls(**names.pick(cls, cls.defaults["nano"]))
     for split in task.splits:
         x, y = task.tensors(split, 8, rng(3))
         again = task.tensors(split, 8, rng(3))
@@ -90,10 +86,6 @@ def test_training_and_evaluation_need_no_float64_off_the_cpu(name, tmp_path, mon
         command(tmp_path, "train.py", "--model", "alibi", "--data", name, "--max_iters", 1,
                 "--no-evaluate", *TINY_FLAGS, "--block_size", size, "--out_dir", "run")
         command(tmp_path, "eval.py", "run", "--sequences", 20, "--device", "cpu")
-        task = data.max_retrieval.Task()
-        x, y = map(torch.from_numpy, task.batch("train", 4, rng()))
-        count, out_of = task.score(torch.zeros(4, 10), x, y)["accuracy"]
-        assert out_of.sum() == 4 and count.sum() == (y == 0).sum()
 
 
 # -----------------------------------------------------------------------------
@@ -188,9 +180,8 @@ def interpret(words):
     return value[words[1]], ops
 
 
-@pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize("split, share", [
-    ("train", 0.887), ("iid", 0.887), ("pass100", 0.92), ("pass10", 0.672)])
+@pytest.mark.parametrize("split, share, n", [
+    ("train", 0.887, 1), ("iid", 0.887, 3), ("pass100", 0.92, 2), ("pass10", 0.672, 5)])
 def test_counting_programs_replayed(split, share, n):
     task, short, joined = (data.counting.Task(vars=n, max_ops=40, n_train=300, **fields) for fields
                            in (dict(block_size=162), dict(block_size=20),
@@ -364,7 +355,7 @@ def test_tomita_strings_match_their_expression(language, legal, p_switch, stays)
     assert (y == 1).any(1).mean() == pytest.approx(0.5, abs=0.03)  # have ended by 100
 
 
-def test_max_retrieval_task(tmp_path):
+def test_max_retrieval_task():
     task = data.max_retrieval.Task()
     for split, T in (("train", 16), ("iid", 16), ("64", 64)):
         x, y = task.batch(split, 500, rng())
@@ -376,8 +367,7 @@ def test_max_retrieval_task(tmp_path):
             assert (row[n:] == -1).all()
             assert (labels.sum(1) == 1).all() and (labels.max(1) == 1).all()
             assert row[max(range(n), key=lambda i: row[i, 0]), 1 + label] == 1
-    x, y = task.batch("16384", 8, rng())
-    assert x.shape == (8, 16384, 11) and abs(x[..., 0].mean() - 0.5) < 0.01
+    assert abs(x[..., 0].mean() - 0.5) < 0.01
     x, y = task.batch("train", 4000, rng())
     assert abs(chi_square(np.bincount(y, minlength=10), np.ones(10) / 10)) < 4
     logits = torch.eye(10)[torch.from_numpy(y)]
@@ -387,5 +377,3 @@ def test_max_retrieval_task(tmp_path):
     for wrong in (dict(classes=1), dict(block_size=4)):
         with pytest.raises(ValueError, match="at least"):
             data.max_retrieval.Task(**wrong)
-    said = complaint(tmp_path, "train.py", "--data", "max_retrieval", *TINY_FLAGS)
-    assert "max_retrieval is numbers, not tokens" in said
