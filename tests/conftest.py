@@ -16,9 +16,7 @@ from tests.helpers import (
     Inline,
     command,
     main_of,
-    prepare_as_stdlib,
     run_here,
-    standing_in,
     write_fork,
     write_notes,
     write_package,
@@ -111,12 +109,8 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def repo(tmp_path_factory):
-    """A copy of the repository, with text already prepared as the standard library's."""
     folder = write_notes(tmp_path_factory.mktemp("repo"))
     copy_repository(folder)
-    with standing_in(folder):
-        data.text.PREPARED = folder / "data" / "prepared"
-        prepare_as_stdlib(folder / "notes")
     return folder
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import data.corpora
 import data.text
 import kernels
 from common import files, names
@@ -315,13 +314,6 @@ def complaint(folder, *words):
     lines = [line for line in err.splitlines() if not line.startswith(beside)]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     return lines[0]
-
-
-def prepare_as_stdlib(folder):
-    """The files of a folder stand for the standard library."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.corpora, "library_files", lambda root: data.corpora.files_in(folder))
-        data.text.prepare("stdlib", "bytes")
 
 
 def write_notes(folder):
