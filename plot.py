@@ -257,7 +257,7 @@ def lengths(args):
     """
     Perplexity by window length (left); of tokens with half a window before them, after eval.py
     --strided (middle); loss by position in the longest window (right). Many models take several
-    rows of panels, first those with the lowest perplexity in the longest windows.
+    rows of panels, the lowest perplexities first. Bits per byte alone, if tokenizers differ.
     """
     about, groups = load(args, "perplexity")
     every = list(itertools.chain(*groups.values()))
@@ -270,9 +270,11 @@ def lengths(args):
                   by_position=f"loss by position in windows of {int(longest):,}")
     if not any("strided" in row for row in every):
         del titles["strided"]
+    if len({row["config"].get("tokenizer") for row in every}) > 1:
+        titles = dict(bits_per_byte="bits per byte by window length")
     fig, axes = figure(by_panel(groups, titles, text_points), "tokens", groups, sharey=False)
-    for first, *others, _ in axes:
-        for ax in others:
+    for first, *others in axes:
+        for ax in others[:-1]:
             ax.sharey(first)
         first.autoscale(axis="y")
         perplexity_axis(first)
@@ -297,6 +299,8 @@ def last_perplexity(rows, longest):
 def text_points(row, key):
     if key == "by_position":
         return {(first + last) / 2 + 1: loss for first, last, loss in row[key]}
+    if key == "bits_per_byte" and key not in row:  # of a model of bytes
+        return {T: math.log2(value) for T, value in row["perplexity"].items() if value}
     return row.get(key, {})
 
 

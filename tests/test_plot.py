@@ -75,6 +75,17 @@ def test_a_seed_that_was_resumed_keeps_its_own_steps(drawn, tmp_path):
     assert len(lines_of(drawn[1].axes[0])["cable"]) > 50
 
 
+def test_runs_of_other_tokenizers_are_drawn_by_bits_per_byte(drawn, tmp_path):
+    rows = [text_row("cable", {"16": 4.0}, config=dict(tokenizer="bytes")),
+            text_row("fox", {"16": 64.0}, config=dict(tokenizer="gpt2"), bits_per_byte={"16": 1.5})]
+    paths = [write(tmp_path / f"{row['label']}.json", [row]) for row in rows]
+    plot.main(["lengths", *paths])
+    ax, = drawn[0].axes
+    assert ax.get_title().startswith("bits per byte")
+    lines = lines_of(ax)
+    assert lines["cable"] == [(16, 2)] and lines["fox"] == [(16, 1.5)]
+
+
 def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, tmp_path, capsys):
     folder = tmp_path / "runs" / "table.cpu"
     folder.mkdir(parents=True)
