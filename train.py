@@ -154,6 +154,8 @@ def show_settings(c, task, model, where):
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
         print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
+    if where.startswith("cuda") and c.size == "nano":
+        print("nano is made for a CPU: README.md, With a GPU, has what a card is for")
 
 
 def fail_not_finite(model, loss, it):
