@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import experiments
-import reproduce
 from experiments import Row, jobs, pages, rows, runs, speed, tables
 from tests.helpers import (
     ONE_THREAD,
@@ -61,8 +60,12 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     assert "| rope, far | 1 | - |" in page and page.endswith("<!-- /table -->\n\nWords.\n")
     assert re.search(r"<sub>`python reproduce.py texts`; .*, threads: 1, .*; 2,870 tokens", page)
     assert is_png(home / "results" / "texts.cpu.png")
-    # what is there is used; a lost run is scored again, a stopped one continues
+    # what is there is used; more seeds are made
     assert "4 runs, 4 of them there" in run()[0]
+    out, _ = run("--rows", "rope", "--seeds", 2)
+    assert out.count("$ python train.py") == 1 and "| rope | 2 |" in out
+    (folder / "rope-1338.json").unlink()
+    # a lost run is scored again, a stopped one continues
     (folder / "cable-1337.json").unlink()
     assert run()[0].count("$ python") == 2  # eval.py and plot.py
     (folder / "cable-1338.json").unlink()
@@ -82,15 +85,6 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     # and its row is marked
     page = (home / "results" / "mine.md").read_text()
     assert "| cable † | 1 |" in page and "† cable: beta2=0.95, now 0.9." in page
-
-
-def test_more_seeds_and_fewer_rows(home, here):
-    here(texts=texts())
-    run = functools.partial(command, home, "reproduce.py", "texts", "--device", "cpu")
-    out, _ = run("--rows", "rope", "--seeds", 2)
-    assert out.count("$ python train.py") == 2 and "| rope | 2 |" in out and "cable" not in out
-    out, _ = run("--rows", "rope, far")  # its training is there
-    assert "$ python train.py" not in out and out.count("$ python eval.py") == 1
 
 
 def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here, monkeypatch):
@@ -134,7 +128,6 @@ def test_the_list_and_a_dry_run(home, here):
     assert out.count("$ python train.py") == out.count(" parameters\n") == 4
     assert out.count("--compile on --seed") == 4 and not (home / "out").exists()
     here(texts=entry("--data notes", rows(1, "rope", flags="--n_embd 15"), ""))
-    assert "rope-n_embd-15" not in complaint(home, "reproduce.py", "texts", "--dry_run")
     assert "rope-1337 cannot be built: n_embd=15 is not divisible" in complaint(
         home, "reproduce.py", "texts", "--dry_run")
 
@@ -305,4 +298,3 @@ def test_how_long_things_take():
             for cpu, commit in (("A", "x"), ("B", "y"), ("A", "w"))]
     assert pages.machines(made) == "A and B, threads: 1, torch 2, Python 3, commits w, x, y"
     assert math.isnan(float(tables.spread([1.0, math.nan], ".1f").split(" ± ")[1]))
-    assert reproduce.parse([]).entry is None
