@@ -7,9 +7,9 @@ Train any model on any task.
     python train.py --resume out/cable-stdlib-nano         continue after Ctrl-C or a power cut
     torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
 
-Step t draws its data from (seed, t) alone, its dropout from these and the process's number, so a
-resumed run sees what an uninterrupted one would have seen. batch_size counts the sequences of all
-processes together, so more GPUs see the same data. Ctrl-C saves and exits with 130.
+Step t draws its data from (seed, t) alone, its dropout from these and the process's number: a
+resumed run goes on as if uninterrupted. batch_size counts the sequences of all processes together:
+more GPUs see the same data. Ctrl-C saves and exits with 130.
 """
 import math
 import os
@@ -47,8 +47,8 @@ def get_lr(c, it):
 @torch.no_grad()
 def validate(model, task, c, device, context):
     """
-    -> dict(val_loss=the mean loss of the first validation split), where the task keeps scores also
-    scores={split: {metric: value}}: over the same eval_iters batches every time.
+    -> dict(val_loss=the mean loss of the first validation split), where the task has any also
+    scores={split: {metric: value}}: over the same batches every time.
     """
     model.eval()
     losses, scores = [], {}
@@ -79,8 +79,6 @@ def validate(model, task, c, device, context):
 def in_words(row):
     """What validate returns, for the terminal."""
     words = f"val loss {row['val_loss']:.4f}"
-    if "bema" in row:
-        words += f" ({row['bema']['val_loss']:.4f} with the BEMA weights)"
     for split, scores in row.get("scores", {}).items():
         rates = " ".join(f"{metric} {rate:.4f}" for metric, rate in scores.items())
         words += f" | {split} {rates}"
@@ -160,13 +158,10 @@ def show_settings(c, task, model, where):
 
 def fail_not_finite(model, loss, it):
     """Names what is not: the loss, or the first parameter's gradient."""
-    what = "the loss"
-    for name, p in model.named_parameters():
-        if loss.isfinite() and p.grad is not None and not p.grad.isfinite().all():
-            what = f"the gradient of {name}"
-            break
-    fail(f"{what} is not finite at iter {it}; a lower --learning_rate may help. The checkpoints "
-         "are as they were")
+    bad = [name for name, p in model.named_parameters()
+           if p.grad is not None and not p.grad.isfinite().all()]
+    what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
+    fail(f"{what} is not finite at iter {it}; a lower --learning_rate may help")
 
 
 # -----------------------------------------------------------------------------
@@ -244,7 +239,7 @@ def main(argv=None):
 
         # log
         stopping = bool(stop)
-        if world > 1:  # a signal reaches the processes at different steps: all stop, or none
+        if world > 1:  # signals come at different steps: all stop, or none
             shared = torch.stack([loss, loss.new_tensor(len(stop))])
             dist.all_reduce(shared)
             loss, stopping = shared[0] / world, bool(shared[1])
@@ -269,11 +264,6 @@ def main(argv=None):
             row = validate(model, task, c, device, context)
             best = row["val_loss"] < best_val_loss
             best_val_loss = min(best_val_loss, row["val_loss"])
-            if average:
-                last = {name: p.clone() for name, p in raw_model.state_dict().items()}
-                raw_model.load_state_dict(average.weights(raw_model, it), strict=False)
-                row["bema"] = validate(model, task, c, device, context)
-                raw_model.load_state_dict(last)
             print(f"iter {it}/{c.max_iters} | {in_words(row)}", flush=True)
             log.write(json_line(dict(iter=it) | row))
 
