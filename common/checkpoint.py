@@ -41,16 +41,14 @@ def find_checkpoint(path=None):
 
 
 def load_checkpoint(path):
-    """The dict that train.py saved, on the CPU. A file that is not one ends in one line."""
+    """The dict that train.py saved, on the CPU; of any other file one line."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         whole = KEYS <= checkpoint.keys()
-    except PermissionError:
-        raise
     except Exception:  # torch has many for a foreign file
         whole = False
     if not whole:
-        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
+        fail(f"{path} is not a whole checkpoint of this repository")
     return checkpoint
 
 
