@@ -213,7 +213,7 @@ def main(argv=None):
         for group in optimizer.param_groups:
             group["lr"] = lr
 
-        # gradients: data, dropout and random labels follow from (seed, it) and the process
+        # gradients: what is random follows from (seed, it) and the process
         rng = np.random.default_rng([c.seed, it])
         torch.manual_seed((c.seed << 40) + (it << 12) + rank)
         loss = torch.zeros((), device=device)
@@ -281,7 +281,7 @@ def main(argv=None):
         if stopping:
             break
 
-    # the end: nobody leaves early, and what wrapped the model ends before its group does
+    # the end: nobody leaves early; what wrapped the model ends before its group
     model = raw_model
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if world > 1:
