@@ -40,11 +40,11 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     assert task.forward(lambda *batch: batch, x, y) == (x, y)
 
 
-@pytest.mark.parametrize("decorator", ["", "@dataclass\n"])
+@pytest.mark.parametrize("decorator", ["", "@dataclasses.dataclass\n"])
 def test_fields_are_flags_and_a_default_needs_no_type(decorator, tasks):
-    write_task(tasks, "own", "from dataclasses import dataclass\n" + TWO_MEMBERS.replace(
-        "class", f"{decorator}class").replace(
-        "    vocab_size = 3", "    block_size = 12\n    k: int = 5  # a flag\n    vocab_size = 3"))
+    members = "    block_size = 12\n    k: int = 5\n    vocab_size = 3\n"
+    write_task(tasks, "own", "import dataclasses\nimport data\n"
+                             f"{decorator}class Task(data.Task):\n{members}")
     task = names.make_task(dict(data="own", k=7))
     assert (task.block_size, task.k, task.vocab_size) == (12, 7, 3)
     assert names.make_task(dict(data="own", block_size=9)).block_size == 9

@@ -61,7 +61,6 @@ def test_bytes_round_trip():
 def test_other_tokenizers_need_utf8_and_say_which_file_is_not(prepared, words):
     ids = encode(words, b"the theme").tolist()
     assert ids[:3] == [259, 257, 258] and words.decode_bytes(ids[1:]) == b"the theme"
-    assert encode(words, b"").tolist() == [259]
     folder = Path(numbered(prepared / "docs", 4))
     (folder / "latin.txt").write_bytes("naïve".encode("latin-1"))
     with pytest.raises(ValueError, match="^latin.txt is not UTF-8.*iconv.*--tokenizer bytes"):
@@ -281,9 +280,6 @@ def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
     assert {s[0] for s in splits.values()} == set(corpora.SPLITS)
     sizes = dict(a=3, b=90, c=3, d=4)  # the largest is trained on
     assert corpora.choose_splits("abcd", sizes) == dict(a="test", b="train", c="test", d="val")
-
-
-def test_packages_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(corpora, "PACKAGES", ("numpy", "not_installed"))
     with pytest.raises(ValueError, match="packages needs not_installed: pip install -r"):
         corpora.identify("packages")
@@ -313,17 +309,15 @@ def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
 
 
 def test_wikitext_lines_become_articles(monkeypatch):
-    lines = ["", " = Valkyria = \n", "", " text one \n", " = = Plot = = \n", " more \n",
-             " = Robert = \n", " text two \n"]
-    monkeypatch.setattr(corpora, "hub", lambda *a, split: [{"text": line} for line in
-                                                           [*lines, f" of {split} \n"]])
-    texts = [(split, text.decode()) for split, text in corpora.open_corpus("wikitext103")]
-    last = dict(train="train", val="validation", test="test")
-    assert [split for split, _ in texts[::3]] == list(last)
-    assert all(text.endswith(f" of {last[split]} \n") for split, text in texts[2::3])
-    articles = [text for split, text in texts if split == "train"]
-    assert [a.split(" \n")[0] for a in articles] == ["", " = Valkyria =", " = Robert ="]
-    assert "".join(articles) == "".join(lines) + " of train \n"
+    *first, last = articles = ["", " = Valkyria = \n text one \n = = Plot = = \n more \n",
+                               " = Robert = \n text two \n"]
+    lines = ["", *"".join(articles).splitlines(keepends=True)]
+    monkeypatch.setattr(corpora, "hub", lambda *_, split: [
+        dict(text=line) for line in (*lines, f" of {split} \n")])
+    want = []
+    for split, theirs in zip(corpora.SPLITS, ("train", "validation", "test")):
+        want += [(split, text.encode()) for text in (*first, f"{last} of {theirs} \n")]
+    assert list(corpora.open_corpus("wikitext103")) == want
 
 
 def test_fineweb_is_read_as_it_downloads(prepared, monkeypatch):
