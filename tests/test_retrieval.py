@@ -369,7 +369,8 @@ def test_from_masked_tokens_to_search(library):
     assert result["queries"] == 5
     assert re.search(r"\ntokens +32 +512\n", out)
     assert re.search(r"\nwhole, recall@10( +\d+\.\d ± \d+\.\d){2}\n", out)
-    assert re.search(r"\nqueries( +\d+){5}\n", out) and re.search(r"\nfirst( +[\d.-]+){5}\n", out)
+    assert re.search(r"\nqueries( +\d+){5}\n", out)
+    assert re.search(r"\nfirst( +[\d.-]+){5}\n", out)
     n = result["documents"]
     chance = sum(1 / math.log2(1 + place) for place in range(1, min(10, n) + 1)) / n
     assert result["chance"] == pytest.approx(chance)
@@ -389,11 +390,10 @@ def test_from_masked_tokens_to_search(library):
 
 def test_what_is_asked_in_a_search(library, monkeypatch):
     """Every query with its own document, BM25 of what is cut."""
-    config = dict(model="bert_nope", seed=1, block_size=32)
-    kept = dict(vocabulary=torch.arange(256))
-    run = SimpleNamespace(
-        path=library / "ckpt.pt", name="r", model=encoder("bert_nope", vocab_size=300),
-        config=config, checkpoint=dict(config=config, kept=kept, iter=1, seconds=1))
+    config, kept = dict(model="bert_nope", seed=1, block_size=32), torch.arange(256)
+    checkpoint = dict(config=config, kept=dict(vocabulary=kept), iter=1, seconds=1)
+    run = SimpleNamespace(path=library / "ckpt.pt", name="r", config=config, checkpoint=checkpoint,
+                          model=encoder("bert_nope", vocab_size=300))
     asked, ranked = [], retrieval.ranked
     monkeypatch.setattr(retrieval, "ranked", lambda *args: asked.append(args) or ranked(*args))
     task, options = task_of(library), Options(lengths=[32, 512], split="train", amount=4)
@@ -402,7 +402,7 @@ def test_what_is_asked_in_a_search(library, monkeypatch):
     _, every, its, _ = task.collection("train", 512)
     right = {(tuple(text.tolist()), n) for text, n in zip(every, its.tolist())}
     drawn = {(tuple(text.tolist()), n) for text, n in zip(queries, of.tolist())}
-    assert drawn <= right and len(queries) == 4 and len({n for _, n in right}) > 1
+    assert drawn <= right and len(drawn) == 4
     questions = [retrieval.words_of(text) for text in task.read(queries)]
     for L in (32, 512):
         cut = [retrieval.words_of(text) for text in task.read([row[:L] for row in documents])]
@@ -444,11 +444,8 @@ def test_what_an_encoder_refuses(library, trained):
             (("sample.py", trained / "cable", "--data", "library"), "--data is to search with an"),
             (("eval.py", "r", "--sequences", 3), "--sequences is not for retrieval"),
             (("eval.py", "r", "--lengths", 33), "must be multiples of the training length, 32"),
-            (("eval.py", "m", "r"), "score them one by one"),
-            (("eval.py", trained / "cable", "r", "--data", "library"), "score them one by one")):
+            (("eval.py", "m", "r"), "score them one by one")):
         assert says in complaint(library, *words), words
-    out, _ = command(library, "sample.py", "r", "--prompt", "x", "--data", "library")
-    assert out.count(".py:") == 10
     out, _ = command(library, "eval.py", "r", "--lengths", 32, 512)  # windows can be read
     assert "  r: learned positions end at" in out
     assert re.search(r"\nwhole +\S+ ± \S+ +-\n", out)
