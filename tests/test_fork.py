@@ -100,7 +100,7 @@ def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
 
 @pytest.mark.slow
 def test_a_late_edit_is_caught_when_compiled(fork):
-    """torch.compile is the default on a GPU: a graph for longer texts compares at their length."""
+    """The default on a GPU: a graph for longer texts compares at their length."""
     module = fork("fox", FOX_WINDOW)
     compiled = torch.compile(lambda *a: kernels.attend(module.fox_attention, *a),
                              backend="aot_eager", fullgraph=True)
