@@ -1,7 +1,6 @@
 """reproduce.py: its commands here, one after the other; its tables by hand."""
 import functools
 import json
-import math
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import experiments
-from experiments import Row, jobs, pages, rows, runs, speed, tables
+from experiments import Row, rows, runs, speed, tables
 from tests.helpers import (
     ONE_THREAD,
     TINY_FLAGS,
@@ -288,13 +287,3 @@ def test_tables_of_bench_by_hand():
     assert cells_of(found)[1:] == [["f", "64 / 8 / 1,200 C7515", "-"], ["g", "-", "64 / 8 / 1,200"]]
     models = dict(train=dict(a=dict(tok_s=1000), b=dict(tok_s=None)), decode=dict(b=dict(ms=1.5)))
     assert cells_of(speed.models_table(models))[1:] == [["a", "1,000", "-"], ["b", "-", "1.50"]]
-
-
-def test_how_long_things_take():
-    assert jobs.duration(89) == "89 s" and jobs.duration(120) == "2 min"
-    assert jobs.duration(7200) == "2.0 h"
-    assert jobs.seconds_of(dict(train_seconds=2, eval_seconds={"8": 1.5, "16": 1})) == 4.5
-    made = [dict(gpu=None, cpu=cpu, threads=1, torch="2", python="3", commit=commit)
-            for cpu, commit in (("A", "x"), ("B", "y"), ("A", "w"))]
-    assert pages.machines(made) == "A and B, threads: 1, torch 2, Python 3, commits w, x, y"
-    assert math.isnan(float(tables.spread([1.0, math.nan], ".1f").split(" ± ")[1]))
