@@ -16,8 +16,8 @@ changes nothing.
 What differs from the paper, and why:
 - it gives no equation for two directions: this is its Eq. 5 to 7 with the distance's absolute value
 - nor does it say how a text becomes a vector; sentence-transformers, which it uses, has the plain
-  mean by default (w_p = 0). In long documents CABLE and ALiBi find more with these weights, RoPE
-  less (three seeds, of the plain mean one, and other pretrainings): see cable_table2_mean
+  mean by default, here --pool mean. In long documents CABLE and ALiBi find more with these weights,
+  RoPE less (three seeds, of the plain mean one, and other pretrainings): see cable_table2_mean
 - backbone: that of the other files, RMSNorm before each part, no biases but those of w_c and w_s,
   dropout 0; no segments, no [CLS]
 - the masked-token head is the tied embedding alone, without BERT's extra layer
@@ -44,6 +44,7 @@ class GPTConfig:
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
     pe: str = "cable"       # cable alibi rope learned sinusoidal nope
+    pool: str = "weighted"  # a text's vector: weighted, or the plain mean of its last states
 
 
 ENCODINGS = "cable", "alibi", "rope", "learned", "sinusoidal", "nope"
@@ -171,6 +172,8 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
         if config.pe not in ENCODINGS:
             raise ValueError(f"pe={config.pe!r} is not one of {', '.join(ENCODINGS)}")
+        if config.pool not in ("weighted", "mean"):
+            raise ValueError(f"pool={config.pool!r} is not one of weighted, mean")
         if config.pe == "rope" and config.n_embd // config.n_head % 2:
             raise ValueError("rope turns pairs of channels: head size "
                              f"{config.n_embd // config.n_head} is odd")
@@ -202,7 +205,10 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         """
         x, real = self.encode(idx)
         if pooled:
-            score = self.w_p(x).float().masked_fill(~real[:, :, None], -1e9)
+            score = self.w_p(x).float()
+            if self.config.pool == "mean":  # all tokens count alike
+                score = 0 * score
+            score = score.masked_fill(~real[:, :, None], -1e9)
             weight = score.softmax(1) * real[:, :, None]                    # (B, T, 1)
             return F.normalize((x * weight).sum(1), dim=-1)
         if targets is None:

@@ -49,7 +49,7 @@ def tomita_panels(batch_size, T, longest):
 
 MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, longest=2**14,
                                         at=(1024, 1024))}
-DYCK_SIZE = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32)),
+DYCK_SIZE = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32), (2, 5, 32)),
                  note="trained on 32 tokens")
 DYCK_PAPER = dict(trials=100, steps=100000, note="k, m and the lengths are ours",
                   panels=dyck_panels(64, (2, 3, 64), (8, 3, 64), (2, 5, 128), (8, 5, 128)))

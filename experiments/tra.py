@@ -34,6 +34,9 @@ def norms(n, often):
                 table[f"{model} {norm}{words}"] = Row(
                     f"--model {model} --norm {norm} {flag}", seeds)
     table["tra post qk-norm, 2e-4"] = Row(f"--model tra {POST} --learning_rate 2e-4", often)
+    # the two seeds that had not learned it
+    table["tra post qk-norm, PyTorch's init"] = Row(f"--model tra_torch_init {POST}", 2)
+    table["tra post qk-norm, 4 x the steps"] = Row(f"--model tra {POST} --max_iters 4000", 2)
     return table
 
 

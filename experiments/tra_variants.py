@@ -11,11 +11,14 @@ TRA taken apart: its threshold and its distance, each without the other. Which d
     tra_no_decay    drop, none             the threshold alone
     tra_decay       no drop, plain         neither: ALiBi with a slope for each query
 
+And tra_torch_init, TRA whose linear layers start as PyTorch has it, as in its authors' notebook.
+
 Read model_tra.py first; here plainness comes before speed.
 """
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 import model_tra
 from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
@@ -27,10 +30,12 @@ ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * 
 class GPTConfig(model_tra.GPTConfig):
     drop: bool = True            # remove the keys that do not pass the threshold
     distance: str = "survivors"  # what is counted: survivors, plain, none
+    torch_init: bool = False     # linear layers start as PyTorch has it, but for the tied head
 
 
 VARIANTS = dict(tra_plain=dict(distance="plain"), tra_kept=dict(drop=False),
-                tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"))
+                tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"),
+                tra_torch_init=dict(torch_init=True))
 
 EQUATION = ("logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i; "
             "with drop only where q_i . k_j > 0")
@@ -89,3 +94,6 @@ class GPT(model_tra.GPT):
         for layer, block in enumerate(self.h):
             block.attn = CausalSelfAttention(config, layer)
         self.load_state_dict(weights)  # as they start there
+        for module in self.h.modules():
+            if config.torch_init and isinstance(module, nn.Linear):
+                module.reset_parameters()
