@@ -80,7 +80,7 @@ def test_what_runs_is_the_literal_form(case, monkeypatch):
             close(got, want, 1e-4 if case in COPE else 2e-5)
 
 
-@pytest.mark.parametrize("case", [*COPE, "cable", "cable_nw", "k_cable", "fox", "tra"])
+@pytest.mark.parametrize("case", [*COPE, "cable", "cable_nw", "k_cable", "fox", "tra", "stick"])
 def test_a_faster_way_is_the_literal_form(case, capsys):
     """On a CPU or CUDA, whichever is here; tests/test_kernels.py has their corners."""
     module, _, args = example(case, 130, 130, d=16)
@@ -103,6 +103,9 @@ def test_the_parts_of_the_literal_form(case):
         total = parts["attention"].sum(-1)
         if case == "diff":
             close(total, torch.full_like(total, 1 - args[3]), 1e-12)
+        elif case == "stick":  # no softmax: what no key takes is left
+            left = (1 - parts["qk"].sigmoid()).masked_fill(~seen.tril(36 - Tq), 1).prod(-1)
+            close(total, 1 - left, 1e-12)
         else:
             logits = (parts["qk"] + parts["bias"]).masked_fill(~seen, -INF)
             alive = logits.amax(-1) > -INF
@@ -117,9 +120,9 @@ def test_the_parts_of_the_literal_form(case):
 
 
 def check_steps(case, seen, parts, args):
-    """TRA and CoPE count from key j to the query's own key, the others from the one after j."""
+    """TRA, CoPE and stick-breaking count key j too, the others from the one after it."""
     step, distance = parts["step"], parts["distance"]
-    first = 0 if case in COPE or case == "tra" else 1
+    first = 0 if case in COPE or case in ("tra", "stick") else 1
     assert step[..., ~seen].eq(0).all() and distance[..., ~seen].eq(0).all()
     assert step.min() >= 0 and step.max() > 0
     sums = [step[..., j + first:].sum(-1) for j in range(37)]
@@ -127,6 +130,8 @@ def check_steps(case, seen, parts, args):
     if case in COPE:
         want = want.clamp(max=args[3].size(1) - 1)
     close(distance, want, 1e-12)
+    if case == "stick":
+        close(parts["bias"].masked_fill(~seen.tril(36 - len(seen)), 0), -distance, 1e-12)
     if case in ("cable_nw", "fox"):
         close(parts["bias"], -distance, 1e-12)
     if case == "tra":
@@ -152,7 +157,7 @@ def test_a_model_file_says_what_it_is(path):
 @pytest.mark.parametrize("Tq", [5, 3])
 def test_gradients_of_what_runs(Tq, rows, monkeypatch):
     cases = ["baseline", "t5", "kerple", "fire", "relative", "cable", "k_cable", "fox",
-             "cope key P=5", "cope sep P=2", "tra", "diff"]
+             "cope key P=5", "cope sep P=2", "tra", "diff", "stick", "path", "path_fox", "ssmax"]
     for case in cases:
         module, _, args = example(case, Tq, Tk=5, B=1, d=6)
         monkeypatch.setattr(module, "ROWS", rows)

@@ -34,7 +34,7 @@ INTERPRET = triton is not None and triton.knobs.runtime.interpret
 # Names are those of the model files' functions. A way returns None for what it cannot do.
 ON_CPU = dict(cable_attention=cpu.cable_attention, fox_attention=cpu.fox_attention,
               alibi_attention=cpu.alibi_attention, tra_attention=cpu_count.tra_attention,
-              cope_attention=cpu_count.cope_attention)
+              cope_attention=cpu_count.cope_attention, stick_attention=cpu_count.stick_attention)
 ON_GPU = {} if triton is None else dict(
     cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
     alibi_attention=separable.alibi_attention,
@@ -159,7 +159,7 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
     tensors = dict(cable_attention=(steps.cumsum(-1), weight),
                    fox_attention=(-steps.cumsum(-1),),
                    alibi_attention=(steps[0, :, 0],),
-                   tra_attention=(-steps,),
+                   tra_attention=(-steps,), stick_attention=(),
                    cope_attention=(None, keys))[name]
     args = [q, k, v]
     for n, option in enumerate(options):

@@ -1,5 +1,5 @@
 """
-TRA and CoPE on a CPU: the plain functions, with their derivatives by hand.
+TRA, CoPE and stick-breaking on a CPU: the plain functions, with their derivatives by hand.
 
 What counts from the query to the key has no fused attention in torch: every step is a pass over a
 matrix of logits, and the passes take the time. autograd adds some: zeros for every slice of the
@@ -27,6 +27,11 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     return run(CoPE, q, k, v, pos_emb, gate_keys)
 
 
+def stick_attention(q, k, v):
+    """stick_attention of model_stick.py, or None for what is left to that."""
+    return run(Stick, q, k, v)
+
+
 def run(function, *args):
     """None in half precision, and under torch.compile, which does better with plain functions."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
@@ -39,12 +44,15 @@ def run(function, *args):
     return function.apply(*args)
 
 
-def blocks(q, k):
-    """The longest first: rows of q, their keys, nearest first, and which of the first are later."""
+def blocks(q, k, own=1):
+    """
+    The longest first: rows of q, their keys, nearest first, and which of the first are later; with
+    own=0 a row's own key, too.
+    """
     Tq, Tk = q.size(2), k.size(2)
     for start in reversed(range(Tk - Tq, Tk, ROWS)):
         end = min(start + ROWS, Tk)
-        later = torch.ones(end - start, end - start, dtype=torch.bool).triu(1).flip(-1)
+        later = torch.ones(end - start, end - start, dtype=torch.bool).triu(own).flip(-1)
         yield slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk), later
 
 
@@ -85,6 +93,41 @@ class TRA(torch.autograd.Function):
             dk[:, :, keys] += ds.mT @ q[:, :, here]
             dlog_decay[:, :, here] = ds.mul_(C).sum(-1)
         return dq / math.sqrt(q.size(3)), dk.flip(2), dv.flip(2), dlog_decay
+
+
+class Stick(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        q, k, v = q.contiguous() / math.sqrt(q.size(3)), k.flip(2), v.flip(2)
+        y, kept = torch.empty_like(q), []
+        for here, keys, later in blocks(q, k, own=0):
+            s = q[:, :, here] @ k[:, :, keys].mT
+            s[..., :len(later)].masked_fill_(later, FAR)
+            s.sigmoid_()
+            left = (1 - s).cumprod_(-1)  # after each key; its derivative would divide by 0
+            a = s.clone()
+            a[..., 1:] *= left[..., :-1]
+            y[:, :, here] = a @ v[:, :, keys]
+            if any(ctx.needs_input_grad):
+                kept += s, a
+        ctx.save_for_backward(q, k, v, *kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        q, k, v, *kept = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dy, kept = dy.contiguous(), iter(kept)
+        for here, keys, _ in blocks(q, k):
+            s, a = next(kept), next(kept)
+            dv[:, :, keys] += a.mT @ dy[:, :, here]
+            dlog = (dy[:, :, here] @ v[:, :, keys].mT).mul_(a)              # of log a
+            behind = dlog.cumsum(-1).neg_().add_(dlog).add_(dlog.sum(-1, keepdim=True))
+            ds = dlog.addcmul_(s, behind, value=-1)  # a key is in its own share and all behind it
+            dq[:, :, here] = ds @ k[:, :, keys]
+            dk[:, :, keys] += ds.mT @ q[:, :, here]
+        return dq / math.sqrt(q.size(3)), dk.flip(2), dv.flip(2)
 
 
 class CoPE(torch.autograd.Function):

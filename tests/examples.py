@@ -12,7 +12,10 @@ import model_classics
 import model_cope
 import model_diff
 import model_fox
+import model_path
 import model_postnorm
+import model_ssmax
+import model_stick
 import model_tra
 from tests.helpers import INF, TINY, random_qkv
 
@@ -92,6 +95,43 @@ def diff_formula(q, k, v, lam):
     return first - lam * naive(q[..., half:], k[..., half:], v, zero)
 
 
+def ssmax_formula(q, k, v, s):
+    """SSMax: the logits times s ln n, n the number of keys."""
+    first, d = k.size(2) - q.size(2), q.size(3)
+
+    def bias(b, h, i, j):
+        return (s[h] * math.log(i + 1) - 1) * (q[b, h, i - first] @ k[b, h, j]) / math.sqrt(d)
+    return naive(q, k, v, bias)
+
+
+def stick_formula(q, k, v):
+    """Stick-breaking: from the nearest key on, each takes its share of what is left."""
+    B, H, Tq, d = q.shape
+    first, out = k.size(2) - Tq, v.new_zeros(B, H, Tq, v.size(3))
+    for b, h, row in np.ndindex(B, H, Tq):
+        left = 1.0
+        for j in reversed(range(first + row)):
+            share = 1 / (1 + math.exp(-(q[b, h, row] @ k[b, h, j]).item() / math.sqrt(d)))
+            out[b, h, row] += left * share * v[b, h, j]
+            left *= 1 - share
+    return out
+
+
+def path_formula(q, k, v, w, beta, F_=None):
+    """PaTH: k_j H_{j+1} ... H_i q_i, the matrices of the new tokens alone."""
+    first, d = k.size(2) - q.size(2), q.size(3)
+
+    def bias(b, h, i, j):
+        product = torch.eye(d, dtype=q.dtype)
+        for t in range(max(j + 1, first) - first, i + 1 - first):
+            product = product @ (torch.eye(d, dtype=q.dtype)
+                                 - beta[b, h, t] * torch.outer(w[b, h, t], w[b, h, t]))
+        row = q[b, h, i - first]
+        logit = k[b, h, j] @ (product @ row - row) / math.sqrt(d)  # beside q . k
+        return logit if F_ is None else logit + F_[b, h, i] - F_[b, h, j]
+    return naive(q, k, v, bias)
+
+
 def encoding(name, **changes):
     """A classic encoding whose parameters are random, in float64."""
     torch.manual_seed(0)
@@ -134,7 +174,7 @@ def classic_formula(name, q, k, v, pe):
 CLASSICS = ("alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
 CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw",
-         "k_cable_inside", "fox", *COPE, "tra", "diff"]
+         "k_cable_inside", "fox", *COPE, "tra", "diff", "stick", "path", "path_fox", "ssmax"]
 
 
 def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
@@ -163,6 +203,14 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return model_tra, tra_formula, [q, k, v, F.logsigmoid(z[..., Tk - Tq:])]
     if case == "diff":
         return model_diff, diff_formula, [q, k, v, 0.35]
+    if case == "stick":
+        return model_stick, stick_formula, [q, k, v]
+    if case == "ssmax":
+        return model_ssmax, ssmax_formula, [q, k, v, torch.tensor([0.2, 0.7, 1.5]).double()[:H]]
+    if case in ("path", "path_fox"):
+        w, beta = F.normalize(gate_keys[:, :, Tk - Tq:], dim=-1), 2 * a[..., Tk - Tq:].sigmoid()
+        F_ = F.logsigmoid(z).cumsum(-1) if case == "path_fox" else None
+        return model_path, path_formula, [q, k, v, w, beta, F_]
     _, gates, P = case.split()
     pos_emb = torch.randn(d, int(P.removeprefix("P=")), generator=g, dtype=torch.float64)
     return model_cope, cope_formula, [q, k, v, pos_emb, gate_keys if gates == "sep" else None]

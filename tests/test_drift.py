@@ -32,13 +32,17 @@ CHANGES = dict(
           r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
     fox=([ATTEND], r"w_f|F_|if cache.t:"),
+    stick=([ATTEND], r"attend"), ssmax=([ATTEND], r"learned|\bs\b|self\.s|else:|block_size"),
+    path=([ATTEND], r"rank|conv|forget|w_|F_|\bw\b|\bu\b|keys_after|reflected|path_attention|"
+          r"groups|torch.promote_types|autocast|cache is not None|x.shape|past"),
     diff=([FORWARD, ATTEND, LOOP],
           r"l_q1|l_init|nn.Parameter|ln_head|rotate|lam\b|\bpos\b|start|\bd = "
           r"|n_head % 4|head size|divis"),
     postnorm=([NORM, FORWARD, CHECK, REFUSE, LN_F, EMBED, LOOP],
               r"norm|SCHEMES|rotate|\bpos\b|\bstart\b|final|first|ln_0|rope|\bpe\b|raise"))
 SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
-MOST_CHANGED = dict(rope=165, fox=95, tra=115, diff=110, cable=125, postnorm=120, cope=150)
+MOST_CHANGED = dict(rope=165, fox=95, tra=115, diff=110, cable=125, postnorm=120, cope=150,
+                    stick=110, path=190, ssmax=40)
 
 
 def source_of(path, name):

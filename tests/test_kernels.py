@@ -87,7 +87,7 @@ def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
 @pytest.mark.parametrize("Tq, Tk", [(1, 1), (2, 2), (64, 64), (65, 65), (300, 300), (5, 300),
                                     (100, 130)])
 @pytest.mark.parametrize("case", ["tra", "cope key P=3", "cope key P=64", "cope val P=5",
-                                  "cope sep P=3"])
+                                  "cope sep P=3", "stick"])
 def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
     """
     Its output; gradients of the plain function, as the literal form has none in an empty row. In
@@ -107,7 +107,7 @@ def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
         assert torch.equal(fast(*inputs), got[0])
 
 
-@pytest.mark.parametrize("case", ["tra", "cope key P=5", "cope sep P=5"])
+@pytest.mark.parametrize("case", ["tra", "cope key P=5", "cope sep P=5", "stick"])
 def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
     module, _, args = example(case, 130, 130)

@@ -1,0 +1,267 @@
+"""
+PaTH: what lies between a key and a query turns and mirrors the key, token by token, where RoPE
+turns it by a fixed angle (Yang et al., 2025, arXiv 2505.16381).
+
+    H_t = I - beta_t w_t w_t^T
+    logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d)    for the keys j <= i
+
+    beta_t = 2 sigmoid(u x_t + b), so H_t takes away the part of a key along w_t at 1, mirrors it
+             at 2, and leaves it at 0
+    w_t    a unit vector per head: W_2 W_1 x_t, then a causal convolution over three tokens
+
+So a key is rewritten by every later token: k_j <- k_j - beta_t (k_j . w_t) w_t. With path_fox the
+logit also has FoX's F_i - F_j.
+What differs from the paper, and why:
+- backbone: ours; the convolution begins as torch has it, all else as here
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+ROWS = 64   # tokens in a block: without gradients three ROWS x T matrices, never one of T x T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    rank: int = 32          # of the projection that makes w
+    conv: int = 3           # tokens that w's convolution spans; 1: the token's own
+    forget: bool = False    # FoX's sums, too
+
+
+VARIANTS = dict(path=dict(), path_fox=dict(forget=True))
+
+# -----------------------------------------------------------------------------
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = dict(
+    path="logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d),  H_t = I - beta_t w_t w_t^T",
+    path_fox="logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d) + F_i - F_j,  "
+             "H_t = I - beta_t w_t w_t^T")
+STEP = "none: every token between turns and mirrors the key"
+
+
+def literal(q, k, v, w, beta, F_=None):
+    """The equation as written, T x T: path_attention's arguments -> its output, its parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    x, qk = q, []
+    for j in reversed(range(Tk)):  # x is H_{j+1} ... H_i q_i
+        qk.append(x @ k[:, :, j, :, None] / math.sqrt(d))
+        n = j - (Tk - Tq)
+        if n >= 0:  # H_j; keys of tokens before have been through the H of their own time
+            Hx = x - beta[:, :, n, None, None] * (x @ w[:, :, n, :, None]) * w[:, :, n, None]
+            x = torch.where(i >= j, Hx, x)
+    qk = torch.cat(qk[::-1], -1)
+    bias = torch.zeros_like(qk)
+    if F_ is not None:
+        bias = (F_[:, :, Tk - Tq:, None] - F_[:, :, None, :]) * seen
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
+
+
+def blocks(Tq, Tk):
+    """The last Tq of Tk tokens in blocks that end at multiples of ROWS -> slices of Tk, of Tq."""
+    first = Tk - Tq
+    ends = [*range((first // ROWS + 1) * ROWS, Tk, ROWS), Tk]
+    for start, end in zip([first, *ends], ends):
+        yield slice(start, end), slice(start - first, end - first)
+
+
+def reflections(k, w, beta):
+    """
+    What a block of n tokens does to keys, without a product of n matrices. Earlier keys become
+    k - (k u^T) w, u (B, H, n, d); the block's own k - e^T w, e (B, H, n, n). The first i rows of
+    u, e and w are the first i tokens.
+    """
+    beta = beta[..., None]
+    L = torch.eye(w.size(2), device=w.device, dtype=w.dtype) + (beta * w @ w.mT).tril(-1)
+    right = torch.cat((beta * w, (beta * w @ k.mT).tril(-1)), -1)
+    x = torch.linalg.solve_triangular(L, right, upper=False, unitriangular=True)
+    return x.split([w.size(3), w.size(2)], -1)
+
+
+def passed(k, now, w, u, e):
+    """Keys k after a block: earlier ones, and those of the block itself."""
+    H = torch.eye(w.size(3), device=w.device, dtype=w.dtype) - u.mT @ w     # of all, (B, H, d, d)
+    before, own, later = k[:, :, :now.start], k[:, :, now], k[:, :, now.stop:]
+    return torch.cat((before @ H, own - e.mT @ w, later), 2)
+
+
+def keys_after(k, w, beta):
+    """All keys as they stand after the last token."""
+    for now, here in blocks(w.size(2), k.size(2)):
+        u, e = reflections(k[:, :, now], w[:, :, here], beta[:, :, here])
+        k = passed(k, now, w[:, :, here], u, e)
+    return k
+
+
+def path_attention(q, k, v, w, beta, F_=None):
+    """
+    The same in blocks of query rows: softmax(k_j^T H_{j+1} ... H_i q_i / sqrt(d) + F_i - F_j) v.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys, and keys
+    of tokens before these are as keys_after left them. w (B, H, Tq, d), beta (B, H, Tq) are the new
+    tokens', k, w, beta and F_ (B, H, Tk) in float32 or float64. Returns (B, H, Tq, d).
+    """
+    Tq, Tk, dtype, y = q.size(2), k.size(2), v.dtype, []
+    q, v = q.to(k.dtype) / math.sqrt(q.size(3)), v.to(k.dtype)
+    for now, here in blocks(Tq, Tk):
+        Q, K, W = q[:, :, here], k[:, :, now], w[:, :, here]
+        u, e = reflections(K, W, beta[:, :, here])
+        a = (Q @ W.mT).tril()
+        far = (Q - a @ u) @ k[:, :, :now.start].mT                          # (B, H, rows, start)
+        near = Q @ K.mT - a @ e                                             # (B, H, rows, rows)
+        later = torch.ones_like(near[0, 0], dtype=torch.bool).triu(1)
+        logits = torch.cat((far, near.masked_fill(later, float("-inf"))), -1)
+        if F_ is not None:
+            logits = logits + (F_[:, :, now, None] - F_[:, :, None, :now.stop])
+        y.append(logits.softmax(-1) @ v[:, :, :now.stop])
+        k = passed(k, now, W, u, e)
+    return torch.cat(y, dim=2).to(dtype)
+
+
+class Cache:
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.w_down = nn.Linear(config.n_embd, config.rank, bias=False)
+        self.w_up = nn.Linear(config.rank, config.n_embd, bias=False)
+        self.w_conv = nn.Conv1d(config.n_embd, config.n_embd, config.conv, bias=False,
+                                groups=config.n_embd)
+        self.w_b = nn.Linear(config.n_embd, config.n_head)
+        self.w_f = nn.Linear(config.n_embd, config.n_head) if config.forget else None
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        k = k.to(torch.promote_types(k.dtype, torch.float32))  # it goes through many H
+        w, beta = self.reflected(x, cache, k.dtype)
+        F_ = F.logsigmoid(self.w_f(x).to(k.dtype)).transpose(1, 2).cumsum(-1) if self.w_f else None
+        if cache is not None:
+            if self.w_f and cache.t:  # continue from the last sum, never sum again
+                F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
+            F_ = cache.append(f"F{self.layer}", F_) if self.w_f else None
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        with torch.autocast(x.device.type, enabled=False):
+            y = path_attention(q, k, v, w, beta, F_)
+            if cache is not None:
+                k.copy_(keys_after(k, w, beta))  # in the cache itself
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+    def reflected(self, x, cache, dtype):
+        """x (B, T, C) -> w (B, H, T, d), beta (B, H, T)."""
+        B, T, C = x.shape
+        u = self.w_up(self.w_down(x))
+        past = u.new_zeros(B, self.w_conv.kernel_size[0] - 1, C)
+        if cache is not None:  # keeps what the convolution has to look back on
+            past = cache.buf.get(f"u{self.layer}", past)
+        u = torch.cat((past, u), 1)
+        if cache is not None:
+            cache.buf[f"u{self.layer}"] = u[:, T:]
+        w = self.w_conv(u.transpose(1, 2)).view(B, self.n_head, C // self.n_head, T).mT
+        return F.normalize(w.to(dtype), dim=-1), 2 * self.w_b(x).to(dtype).sigmoid().mT
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if config.rank < 1 or config.conv < 1:
+            raise ValueError(f"rank={config.rank} and conv={config.conv} must be at least 1")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
+        B, T = idx.shape
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss

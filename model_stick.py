@@ -1,0 +1,191 @@
+"""
+Stick-breaking attention: from the nearest key to the farthest, each takes its share of what the
+nearer ones have left (Tan et al., 2024, arXiv 2410.17980). No softmax, and no positions.
+
+    z_ij = q_i . k_j / sqrt(d)
+    A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik))    for the keys j < i
+         = exp(z_ij - sum_{j<=k<i} softplus(z_ik))
+    out_i = sum_j A_ij v_j
+
+A step is softplus(z_ik): a key that takes much hides all that lie behind it. No row sums to more
+than 1, and what is left goes to nothing: row 0 has no key before it, and is 0.
+What differs from the paper, and why:
+- backbone: ours; no norm on the heads' outputs
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+try:
+    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
+except ImportError:             # this file alone
+    def attend(plain, *args):
+        return plain(*args)
+
+ROWS = 64   # query rows at a time: without gradients four ROWS x T matrices, never one of T x T
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 256   # training context, in tokens; evaluation and sampling may go far beyond
+    vocab_size: int = 257   # set by the tokenizer or the task
+    n_layer: int = 4        # transformer blocks
+    n_head: int = 4         # attention heads per block
+    n_embd: int = 128       # width of the residual stream
+    dropout: float = 0.0    # 0 is best for a single pass over the data
+    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+
+
+VARIANTS = dict(stick=dict())
+
+# -----------------------------------------------------------------------------
+# attention: first as the paper writes it, then as it runs
+
+EQUATION = "A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik)),  z = q . k / sqrt(d), no softmax"
+STEP = "softplus(q_i . k_k / sqrt(d)): query and key decide, what is taken hides the rest"
+
+
+def literal(q, k, v):
+    """The equation as written, T x T: stick_attention's arguments -> its output, its parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    before = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq - 1)  # j < i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)                             # z
+    step = F.softplus(qk) * before
+    distance = step.flip(-1).cumsum(-1).flip(-1)                            # summed from j to i - 1
+    bias = (-distance).masked_fill(~before, float("-inf"))
+    attention = (qk + bias).exp()
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
+
+def stick_attention(q, k, v):
+    """
+    The same in blocks of query rows: exp(z - the sum of softplus(z) from j to i - 1) v, causal.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    Returns (B, H, Tq, d).
+    """
+    Tq, Tk = q.size(2), k.size(2)
+    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to sum in
+    y = []
+    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
+        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
+        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device).flip(0)
+        before = (j < i).to(float_type)                                     # (rows, end)
+        z = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type)
+        z = torch.add(z, before - 1, alpha=1e30)  # not inf: inf - inf is NaN; softplus is 0 there
+        a = (z - F.softplus(z).cumsum(-1)).exp()                            # (B, H, rows, end)
+        y.append(a.to(v.dtype) @ v[:, :, keys])
+    return torch.cat(y[::-1], dim=2)
+
+
+class Cache:
+    """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
+    def __init__(self, size=256):  # size: how many tokens are to come, if known
+        self.t, self.size, self.buf = 0, size, {}
+
+    def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
+        end, buf = self.t + x.size(2), self.buf.get(name)
+        if buf is None or end > buf.size(2):
+            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
+            if buf is not None:
+                grown[:, :, :self.t] = buf[:, :, :self.t]
+            self.buf[name] = buf = grown
+        buf[:, :, self.t:end] = x
+        return buf[:, :, :end]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+
+    def forward(self, x, cache):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        y = attend(stick_attention, q, k, v)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.mlp = MLP(config)
+        self.post = config.norm == "post"
+
+    def forward(self, x, *args):
+        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+            x = self.ln_1(x)
+            x = x + self.attn(x, *args)
+            x = self.ln_2(x)
+            return x + self.mlp(x)
+        x = x + self.attn(self.ln_1(x), *args)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
+        if config.norm not in ("pre", "post"):
+            raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight  # tied
+        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
+        B, T = idx.shape
+        x = self.drop(self.wte(idx))
+        for block in self.h:
+            x = block(x, cache)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        if cache is not None:
+            cache.t += T
+        return logits, loss

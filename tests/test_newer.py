@@ -1,0 +1,173 @@
+"""Stick-breaking, PaTH and scalable softmax: whole models by hand, PaTH's forms, hard inputs."""
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import kernels
+import model_path
+import model_ssmax
+import model_stick
+from common import names
+from common.spy import attention_module, plain_function
+from model_path import path_attention
+from tests.examples import example, in_float32, path_formula
+from tests.helpers import N, close, make, mlp_by_hand, random_qkv
+
+
+def attention_by_hand(attn, c, x):
+    """One layer's attention in float64, token by token, from its weights (B, T, C)."""
+    B, T, C = x.shape
+    d = C // c.n_head
+
+    def split(y):  # -> (B, H, T, d)
+        return y.view(B, T, c.n_head, d).transpose(1, 2)
+
+    def per_head(linear, i):  # -> (B, H)
+        return x[:, i] @ linear.weight.T + linear.bias
+    q, k, v = (split(x @ weight.T) for weight in attn.c_attn.weight.chunk(3))
+    if c.qk_norm:
+        q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
+    keys, out, sums = k[:, :, :0], torch.zeros_like(v), torch.zeros(B, c.n_head, 0).to(x)
+    for i in range(T):
+        if hasattr(attn, "w_b"):  # PaTH: every earlier key is rewritten
+            w = torch.zeros(B, C, dtype=x.dtype)
+            for n in range(min(c.conv, i + 1)):
+                u = x[:, i - n] @ attn.w_down.weight.T @ attn.w_up.weight.T
+                w += attn.w_conv.weight[:, 0, c.conv - 1 - n] * u
+            w = w.view(B, c.n_head, 1, d)
+            w = w / w.norm(dim=-1, keepdim=True)
+            beta = 2 * torch.sigmoid(per_head(attn.w_b, i))[..., None, None]
+            keys = keys - beta * (keys * w).sum(-1, keepdim=True) * w
+        keys = torch.cat((keys, k[:, :, i:i + 1]), 2)
+        z = (keys * q[:, :, i:i + 1]).sum(-1) / math.sqrt(d)                # (B, H, i + 1)
+        if hasattr(attn, "s"):
+            z = z * (attn.s * math.log(i + 1))[:, None]
+        if getattr(c, "forget", False):
+            sums = sums + F.logsigmoid(per_head(attn.w_f, i))[..., None]    # of what came after
+            sums = F.pad(sums, (0, 1))
+            z = z + sums
+        a = z.softmax(-1)
+        if attention_module(attn) is model_stick:
+            a, left = torch.zeros_like(z), torch.ones_like(z[..., 0])
+            for j in reversed(range(i)):
+                a[..., j] = left * z[..., j].sigmoid()
+                left = left * (1 - z[..., j].sigmoid())
+        out[:, :, i] = (a[..., None] * v[:, :, :i + 1]).sum(2)
+    return out.transpose(1, 2).reshape(B, T, C) @ attn.c_proj.weight.T
+
+
+def model_by_hand(model, idx):
+    """Logits in float64; the norms as test_all.py has them."""
+    post = model.config.norm == "post"
+    x = model.wte.weight[idx]
+    for block in model.h:
+        x = N(x, block.ln_1, 1e-6) if post else x
+        x = x + attention_by_hand(block.attn, model.config, x if post else N(x, block.ln_1, 1e-6))
+        x = N(x, block.ln_2, 1e-6) if post else x
+        x = x + mlp_by_hand(x if post else N(x, block.ln_2, 1e-6), block.mlp)
+    return N(x, model.ln_f, 1e-6) @ model.wte.weight.T
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("stick", {}), ("stick", dict(qk_norm=True, norm="post")), ("path", {}),
+    ("path", dict(qk_norm=True, norm="post", rank=5, conv=1)), ("path", dict(conv=2)),
+    ("path_fox", {}), ("ssmax", {}), ("ssmax", dict(qk_norm=True, norm="post")), ("ssmax_ln", {})])
+def test_a_whole_model_is_its_formula_and_so_is_the_cache(name, changes, monkeypatch):
+    """In uneven pieces, in blocks of rows that these cross; and nearly so in float32."""
+    model, idx = make(name, **changes), torch.randint(0, 61, (2, 37))
+    monkeypatch.setattr(attention_module(model), "ROWS", 8)
+    with torch.no_grad():
+        rough = model(idx)[0]
+        model.double()
+        want = model_by_hand(model, idx)
+        close(model(idx)[0], want, 2e-6)
+        close(rough, want, 1e-5 * want.abs().max().item())
+        cache = names.new_cache(model, 8)
+        pieces = [model(part, cache=cache)[0] for part in idx.split([5, 1, 1, 12, 3, 15], 1)]
+        close(torch.cat(pieces, 1), want, 2e-6)
+
+
+def test_the_three_forms_of_path(monkeypatch):
+    """The product, all tokens at once, and token by token; in blocks it is what runs."""
+    _, _, (q, k, v, w, beta, _) = example("path", 37, 37)
+    keys, rows = k[:, :, :0], []
+    for i in range(37):
+        along = (keys * w[:, :, i, None]).sum(-1, keepdim=True)
+        keys = keys - beta[:, :, i, None, None] * along * w[:, :, i, None]
+        keys = torch.cat((keys, k[:, :, i, None]), 2)
+        logits = (keys * q[:, :, i, None]).sum(-1) / math.sqrt(6)
+        rows.append((logits.softmax(-1)[..., None] * v[:, :, :i + 1]).sum(2))
+    token_by_token = torch.stack(rows, 2)
+    W, b = w @ w.mT, beta[..., None]
+    solved = torch.linalg.inv(torch.eye(37) + (b * W).tril(-1)) @ (b * (w @ k.mT)).tril(-1)
+    logits = ((q @ k.mT).tril() - (q @ w.mT).tril() @ solved) / math.sqrt(6)
+    later = torch.ones(37, 37, dtype=torch.bool).triu(1)
+    at_once = logits.masked_fill(later, -math.inf).softmax(-1) @ v
+    product = path_formula(q, k, v, w, beta)
+    close(token_by_token, product, 1e-12)
+    close(at_once, product, 1e-12)
+    for rows in (64, 8, 1):
+        monkeypatch.setattr(model_path, "ROWS", rows)
+        close(path_attention(q, k, v, w, beta), product, 1e-12)
+        close(model_path.keys_after(k, w, beta), keys, 1e-12)
+
+
+def test_a_mirror_keeps_lengths_and_a_zero_leaves_the_plain_gpt():
+    """beta = 2 mirrors: thousands of tokens later a key is as long as it was, in float32, too."""
+    _, k, _, w, beta, _ = in_float32(example("path", 3000, 3000)[2])
+    two = torch.full_like(beta, 2)
+    close(model_path.keys_after(k, w, two).norm(dim=-1), k.norm(dim=-1), 1e-4)
+    q, k, v = random_qkv()
+    w = F.normalize(torch.randn_like(q), dim=-1)
+    close(path_attention(q, k, v, w, torch.zeros(2, 3, 37).double()),
+          F.scaled_dot_product_attention(q, k, v, is_causal=True), 1e-12)
+
+
+def test_what_ssmax_and_stick_say():
+    """Training windows' last rows start as the plain GPT's; a key that takes all hides the rest."""
+    model = model_ssmax.GPT(model_ssmax.GPTConfig(block_size=24, n_layer=1))
+    q, k, v = random_qkv(H=4, Tq=24, Tk=24, dtype=torch.float32)
+    with torch.no_grad():
+        y = model_ssmax.ssmax_attention(q, k, v, model.h[0].attn.s)
+    close(y[:, :, -1:], F.scaled_dot_product_attention(q[:, :, -1:], k, v), 1e-6)
+    q, k, v = random_qkv()
+    k[:, :, 20] = 1e5 * q[:, :, 30]  # row 30 takes all of it, and nothing behind
+    y, parts = model_stick.literal(q, k, v)
+    assert parts["attention"][:, :, 30, :20].eq(0).all() and y[:, :, 0].eq(0).all()
+    close(parts["attention"][:, :, 30].sum(-1), torch.ones(2, 3), 1e-12)
+
+
+HARD = dict(one=lambda q, k: (q[:, :, :1], k[:, :, :1]), equal=lambda q, k: (q, 0 * k + 1),
+            huge=lambda q, k: (100 * q, 100 * k), none=lambda q, k: (0 * q, 0 * k))
+
+
+@pytest.mark.parametrize("case", ["stick", "path", "path_fox", "ssmax"])
+@pytest.mark.parametrize("kind", HARD)
+def test_gradients_are_finite(case, kind):
+    """One token, keys that are all equal, logits of 1e4; PaTH's directions all equal, too."""
+    module, _, args = example(case, 130, 130)
+    args[:2] = HARD[kind](*args[:2])
+    T = args[0].size(2)
+    args[2:] = [x[:, :, :T] if torch.is_tensor(x) and x.dim() > 1 else x for x in args[2:]]
+    if "path" in case and kind == "equal":
+        args[3] = torch.ones_like(args[3]) / math.sqrt(6)
+    given = [x.float().requires_grad_() if torch.is_tensor(x) else x for x in args]
+    plain = plain_function(module)
+    ways = [plain, kernels.ON_CPU[plain.__name__]] if plain.__name__ in kernels.ON_CPU else [plain]
+    for way in ways:
+        y = way(*given)
+        grads = torch.autograd.grad(y.square().sum(), [x for x in given if torch.is_tensor(x)])
+        assert y.isfinite().all() and all(g.isfinite().all() for g in grads)
+        close(y, module.literal(*args)[0], 1e-4 if kind != "huge" else math.inf)
+
+
+@pytest.mark.parametrize("name, fields, message", [
+    ("ssmax", dict(block_size=1), "ssmax divides by ln(block_size), which has to be at least 2"),
+    ("path", dict(rank=0), "rank=0 and conv=3 must be at least 1"),
+    ("path", dict(conv=0), "rank=32 and conv=0 must be at least 1")])
+def test_what_the_methods_cannot_take(name, fields, message):
+    with pytest.raises(ValueError) as e:
+        make(name, **fields)
+    assert str(e.value) == message
