@@ -336,7 +336,7 @@ def main(argv=None):
         keep(WHAT[what](args))
     print(f"wrote {out}")
     if "attention" in result:
-        sys.exit(script("plot.py", "attention", out))
+        script("plot.py", "attention", out)
 
 
 if __name__ == "__main__":

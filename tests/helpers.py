@@ -226,9 +226,11 @@ def main_of(script):
 
 
 def in_process(script, *words):
-    """What files.script does, in this process -> the exit code."""
+    """What files.script does, in this process."""
     print("\n$ python", script, *words, flush=True)
-    return exit_code(main_of(script), [str(word) for word in words])
+    code = exit_code(main_of(script), [str(word) for word in words])
+    if code:
+        sys.exit(code)
 
 
 def exit_code(main, argv):
@@ -405,7 +407,7 @@ def run_here(name, env, *command):
     print("$ " + shlex.join(command))
     words, out = [word for word in command[1:] if word != "-m"], written()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = in_process(*words)
+        code = exit_code(main_of(words[0]), words[1:])
     said = out.buffer.getvalue().decode()
     if code:
         raise RuntimeError(said)
