@@ -194,7 +194,7 @@ def main(argv=None):
         write_text(out / "log.jsonl", "".join(map(json_line, rows)))
     log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1, encoding="utf-8")
 
-    # compiled, and shared by the processes
+    # compiled, and shared
     compiling = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
     model = torch.compile(raw_model) if compiling else raw_model
     if world > 1:
