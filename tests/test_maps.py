@@ -202,7 +202,6 @@ def test_the_sharpest_head_is_that_of_the_last_query():
     a[0, 1, 0, 0] = a[1, 1, 0, 0] = 1.0  # another query's
     layers = [dict(attention=x) for x in a]
     assert maps.sharpest(layers)[:2] == (1, 0)
-    assert maps.heads_to_show(layers, "sharpest") == ([(0, 0), (1, 0)], 1)
 
 
 def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
