@@ -15,7 +15,7 @@ from tests.helpers import close, command, complaint, make, written_without_a_cac
 
 def test_sampling(trained, tmp_path):
     """Several samples, a seed twice, a long prompt of any bytes."""
-    words = "sample.py", "cable", "--prompt", "alpha ", "--num_samples", 2, "--max_new_tokens", 40
+    words = "sample.py", "cable", "--prompt", "alpha ", "--num_samples", 2, "--max_new_tokens", 20
     out, err = command(trained, *words, "--top_k", 5)
     again, _ = command(trained, *words, "--top_k", 5)
     assert out == again and out.count("alpha ") >= 2 and "tok/s" in err
@@ -42,9 +42,9 @@ def test_sampling_with_a_cache_that_grows_is_sampling_without(monkeypatch):
         for how in (dict(temperature=0), dict(temperature=1.0, top_k=7, vocab_size=50),
                     dict(top_p=0.7)):
             torch.manual_seed(3)
-            new = torch.cat(list(sample.generate(model, idx, 30, **how)), 1)
+            new = torch.cat(list(sample.generate(model, idx, 16, **how)), 1)
             torch.manual_seed(3)
-            assert torch.equal(new, written_without_a_cache(model, idx, 30, **how))
+            assert torch.equal(new, written_without_a_cache(model, idx, 16, **how))
             assert new.max() < how.get("vocab_size", 61) and len(new.unique()) > 1
     endless = sample.generate(model, idx, 2_000_000_000, temperature=0)
     assert len(list(itertools.islice(endless, 20))) == 20
