@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,8 @@ import data as tasks
 from data.corpora import BLOCK, CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify
 
 PREPARED = FOLDER / "prepared"
-VOCABULARY = dict(bytes=257, gpt2=50304)  # of models; gpt2 has 50257 tokens, padded for the GPU
+# of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
+VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
 AT_ONCE = 128  # blocks of text that are tokenized together, on all cores
 PAD, MASK, UNK = range(3)  # what encoders read besides the tokens that they keep
 
@@ -43,7 +44,7 @@ LARGE = dict(
 class Task(tasks.Task):
     data: str = "stdlib"      # a corpus (see data/corpora.py), your own file or folder, or a task
     block_size: int = 256     # tokens in a window
-    tokenizer: str = "bytes"  # bytes (257 tokens, no download) or gpt2 (50257)
+    tokenizer: str = "bytes"  # bytes (257 tokens, no download), gpt2_8k (8193) or gpt2 (50257)
     max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
 
     splits = SPLITS
@@ -110,47 +111,69 @@ class Task(tasks.Task):
     def evaluate(self, runs, options):
         """
         Print perplexities by window length, on the same tokens at every length -> what eval.py
-        writes as JSON. Where the tokenizer is not bytes, bits per byte, too: by these, texts in
-        other tokens can be compared.
+        writes as JSON. Where a tokenizer is not bytes, bits per byte, too: by these, runs of
+        different tokenizers can be compared.
         """
         split = options.split or "test"
         tasks.check_split(split, SPLITS)
-        tasks.check_same(runs, {"tokenizer", "max_tokens"})
-        stream = self.streams[split]
+        limits = [run.config["max_tokens"] for run in runs]  # 0 is all
+        task = replace(self, max_tokens=max(limits) if all(limits) else 0)
+        stream = task.streams[split]
         if options.amount:
             stream = stream[:options.amount + 1]
-        lengths = window_lengths(options.lengths, runs[0].config["block_size"], len(stream), split)
+        tokenizers = dict.fromkeys(run.config["tokenizer"] for run in runs)
+        streams = {name: in_tokens_of(name, stream, self.tokenizer) for name in tokenizers}
+        shortest = min(map(len, streams.values()))
+        lengths = window_lengths(options.lengths, runs[0].config["block_size"], shortest, split)
 
         N = len(stream) - 1
         strided_tokens = N - lengths[-1] // 2
         width = max(len("  bits/byte"), *(len(run.name) for run in runs))
-        print(f"perplexity on {N:,} tokens of {self.meta['corpus']} ({split}), "
+        print(f"perplexity on {N:,} tokens of {task.meta['corpus']} ({split}), "
               f"the same at every length; {options.words}")
         if options.strided:
             print("strided: windows that overlap by half, the second halves scored: "
                   f"{strided_tokens:,} tokens, the same at every length")
+        if len(tokenizers) > 1:
+            print("each run has the same text in its own tokens: compare bits per byte")
         print(" " * width + "".join(f"{T:>10,}" for T in lengths))
         rows = []
         for run in runs:
             row = tasks.describe(run) | dict(perplexity={}, eval_seconds={})
+            tokenizer = run.config["tokenizer"]
+            stream = streams[tokenizer]
             print(f"{run.name:<{width}}", end="", flush=True)
             note = score_lengths(row, "perplexity", run, stream, lengths, options)
             if options.strided:
                 print(f"{'  strided':<{width}}", end="", flush=True)
                 score_lengths(row, "strided", run, stream, lengths, options)
-            if self.tokenizer != "bytes":
-                row["bits_per_byte"] = bits_per_byte(row["perplexity"], self.tokenizer, stream)
+            if tokenizers.keys() != {"bytes"}:
+                row["bits_per_byte"] = bits_per_byte(row["perplexity"], tokenizer, stream)
                 print(f"{'  bits/byte':<{width}}{cells(row['bits_per_byte'], lengths)}")
             if note:
                 print(note, flush=True)
             if row["perplexity"]:
                 rows.append(row)
-        result = dict(data=self.meta, split=split, tokens=N, lengths=lengths, runs=rows)
+        result = dict(data=task.meta, split=split, tokens=N, lengths=lengths, runs=rows)
         return result | (dict(strided_tokens=strided_tokens) if options.strided else {})
 
 
 # -----------------------------------------------------------------------------
 # evaluation: loss by token, at every window length
+
+def in_tokens_of(tokenizer, stream, was):
+    """A stream in the tokens of another tokenizer than it `was` in."""
+    if tokenizer == was:
+        return stream
+    encoding = get_encoding(was)
+    ends = np.flatnonzero(stream == encoding.eot_token)
+    parts = []
+    for ids in np.split(stream, ends):
+        text = encoding.decode_bytes(ids[ids != encoding.eot_token].tolist())
+        text = text.decode("utf-8", "ignore").encode()  # no half characters
+        parts.append(encode(get_encoding(tokenizer), text))
+    return np.concatenate(parts)[1:]  # the first has no end of text before it
+
 
 def window_lengths(asked, block_size, have, split):
     """The window lengths to score, given so many tokens in the split."""
@@ -254,18 +277,27 @@ def bits_per_byte(perplexity, tokenizer, stream):
 # tokens
 
 def get_encoding(name):
-    """A tiktoken Encoding: `bytes` is made here, tiktoken downloads `gpt2` once."""
+    """
+    A tiktoken Encoding: `bytes` is made here, tiktoken downloads `gpt2` once, and `gpt2_8k` is its
+    first 8,192 tokens, which need no others: any text, in shorter words, for a small model.
+    """
     if name not in VOCABULARY:
-        raise ValueError(f"unknown tokenizer {name!r}: choose bytes or gpt2")
+        raise ValueError(f"unknown tokenizer {name!r}: choose from {', '.join(VOCABULARY)}")
     if name == "bytes":
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
     try:
-        return tiktoken.get_encoding("gpt2")
+        encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as e:  # requests' errors, or a download that was cut off
         raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
                          "once, or use --tokenizer bytes, which needs no download") from e
+    if name == "gpt2":
+        return encoding
+    n = VOCABULARY[name] - 1  # in the order in which they were merged
+    ranks = {word: rank for word, rank in encoding._mergeable_ranks.items() if rank < n}
+    return tiktoken.Encoding(name, pat_str=encoding._pat_str, mergeable_ranks=ranks,
+                             special_tokens={"<|endoftext|>": n})
 
 
 def sizes_of(encoding):

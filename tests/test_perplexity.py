@@ -42,11 +42,16 @@ def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
             close(torch.from_numpy(losses), torch.cat(want), 1e-4)
 
 
-class Uniform(torch.nn.Module):
-    """A model that knows nothing, and ends."""
+class Noted(torch.nn.Module):
+    """A model that knows nothing, and which tokens it has seen."""
     config = model_baseline.GPTConfig(vocab_size=300)
 
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
     def forward(self, x, cache=None):
+        self.seen.extend(x.flatten().tolist())
         if x.size(1) > 64:
             raise ValueError(f"positions end at 64, not at {x.size(1)}")
         return torch.zeros(*x.shape, 300), None
@@ -85,7 +90,7 @@ def test_loss_by_position_bins_cover_the_window_once():
 def run_of(task, name):
     config = dict(model="none", seed=1, block_size=16, max_tokens=0, tokenizer=task.tokenizer)
     checkpoint = dict(config=config, iter=1, seconds=1.0)
-    return Run(Path(f"{name}/ckpt.pt"), name, Uniform(), config, checkpoint)
+    return Run(Path(f"{name}/ckpt.pt"), name, Noted(), config, checkpoint)
 
 
 @pytest.fixture
@@ -125,17 +130,23 @@ def test_the_table_of_runs(texts, capsys):
             task.evaluate(runs, data.Options(**dict(lengths=[16], amount=500) | change))
 
 
-def test_other_tokens_are_scored_by_their_bytes_too(texts, capsys):
-    runs = []
-    for name in ("bytes", "gpt2"):
-        task = Task(data=texts, block_size=16, tokenizer=name)
-        runs.append(run_of(task, name))
-        row, = task.evaluate(runs[-1:], data.Options(lengths=[16], amount=600))["runs"]
-        assert ("bits_per_byte" in row) == (name == "gpt2")
-    assert capsys.readouterr().out.count("  bits/byte") == 1
-    stream, encoding = task.streams["test"][1:601].tolist(), data.text.get_encoding("gpt2")
-    scored = [token for token in stream if token != encoding.eot_token]
-    bits = math.log2(300) * 600 / len(encoding.decode_bytes(scored))
-    assert row["bits_per_byte"] == {16: pytest.approx(bits)} and 258 in scored
-    with pytest.raises(ValueError, match="tokenizer=gpt2.*score them one by one"):
-        task.evaluate(runs, data.Options(lengths=[16], amount=600))
+@pytest.mark.parametrize("first", ["bytes", "gpt2"])
+def test_tokenizers_are_compared_on_the_same_text_by_its_bytes(texts, capsys, first):
+    tasks = {name: Task(data=texts, block_size=16, tokenizer=name) for name in ("bytes", "gpt2")}
+    runs = [run_of(task, name) for name, task in tasks.items()]
+    runs.sort(key=lambda run: run.name != first)
+    rows = tasks[first].evaluate(runs, data.Options(lengths=[16], amount=600))["runs"]
+    out = capsys.readouterr().out
+    assert "compare bits per byte" in out and out.count("  bits/byte") == 2
+    seen = {run.name: run.model.seen for run in runs}
+    assert len(seen["bytes"]) > 1.2 * len(seen["gpt2"])
+    for run, row in zip(runs, rows):  # all but the last token are seen
+        stream = tasks[run.name].streams["test"]
+        N = len(run.model.seen)
+        assert run.model.seen == stream[:N].tolist()
+        encoding = data.text.get_encoding(run.name)
+        scored = [token for token in stream[1:N + 1].tolist() if token != encoding.eot_token]
+        bits = math.log2(300) * N / len(encoding.decode_bytes(scored))
+        assert row["bits_per_byte"] == {16: pytest.approx(bits)}
+    alone = tasks[first].evaluate(runs[:1], data.Options(lengths=[16], amount=600))["runs"][0]
+    assert ("bits_per_byte" in alone) == (first == "gpt2")

@@ -192,7 +192,7 @@ def test_texts_that_cannot_be_used(prepared):
     task = Task(data=str(prepared / "page.txt"))  # enough to be scored
     with pytest.raises(ValueError, match="its val split has 100 tokens and needs 257"):
         task.begin(None)
-    with pytest.raises(ValueError, match="unknown tokenizer 'letters': choose bytes or gpt2"):
+    with pytest.raises(ValueError, match="unknown tokenizer 'letters': choose from bytes, "):
         Task(data=str(prepared / "page.txt"), tokenizer="letters")
     was_prepared = Task.was_prepared
     assert was_prepared(dict(data="stdlib"), "") and was_prepared(dict(data="x"), task.source)
@@ -324,6 +324,15 @@ def test_addresses_are_documents_in_one_split_each(monkeypatch):
     assert len({text for _, text in addresses}) == 40
     assert {split for split, _ in addresses} == {"train", "val", "test"}
     assert all(text.startswith(b"Fellow") for _, text in addresses)
+
+
+def test_the_first_tokens_of_gpt2_need_no_others(words, monkeypatch):
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: words)
+    monkeypatch.setitem(data.text.VOCABULARY, "gpt2_8k", 258)  # th, not yet the
+    encoding = data.text.get_encoding("gpt2_8k")
+    text = "the path, the end"
+    assert encoding.encode_ordinary(text)[0] == 256 and encoding.eot_token == 257
+    assert encoding.decode(encoding.encode_ordinary(text)) == text
 
 
 def test_wikitext_lines_become_articles(monkeypatch):
