@@ -20,7 +20,9 @@ row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the log
                       dS_j += sum_i g_i dL_ij f'(t_ij)
 
 One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
-numbers every time. (With f(t) = t the row's part of dS is but rounding, which cancels the
+numbers every time. Beyond LONG keys those that have decayed are left out (bounds.py): a block of
+queries begins at the first key that can matter to one of them, a tile of keys stops at the last
+query that it can matter to. (With f(t) = t the row's part of dS is but rounding, which cancels the
 column's.) Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is
 the logit times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's
 weight becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
@@ -32,6 +34,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .bounds import LONG, first_keys
 from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys
 
 # -----------------------------------------------------------------------------
@@ -79,6 +82,13 @@ def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt,
     return bh // H, bh % H, first, r, q, Si, w
 
 
+@triton.jit
+def first_tile(First, there, diagonal, BN: tl.constexpr):
+    """Where the tile begins that has the first key to matter to one of these rows."""
+    first = tl.min(tl.load(First, mask=there, other=2**31 - 1))
+    return tl.minimum(first // BN * BN, diagonal)
+
+
 # -----------------------------------------------------------------------------
 # forward
 
@@ -109,7 +119,7 @@ def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk
 
 
 @triton.jit
-def separable_forward(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
+def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
                       qb, qh, qt, kb, kh, kt, vb, vh, vt,
                       D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       LOG: tl.constexpr):
@@ -122,6 +132,8 @@ def separable_forward(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)                    # else ptxas (C7515) serializes the products
     K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+    start = first_tile(First + (b * H + h) * Tq + r, r < Tq, diagonal, BN)
+    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
 
     acc = tl.zeros((BM, C), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
@@ -129,7 +141,7 @@ def separable_forward(Q, K, V, S, G, Out, Lse, scale, H, Tq, Tk,
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt,
                                   diagonal, end, Tk, D, C, BN, LOG, True)
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt,
-                                  0, diagonal, Tk, D, C, BN, LOG, False)
+                                  start, diagonal, Tk, D, C, BN, LOG, False)
 
     out = ((b * Tq + first) * H + h) * D
     store(Out + out, acc / total[:, None], H * D, Tq - first, D, BM, C)
@@ -164,7 +176,7 @@ def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start
 
 
 @triton.jit
-def separable_rows(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
+def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
                    qb, qh, qt, kb, kh, kt, vb, vh, vt,
                    D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                    LOG: tl.constexpr):
@@ -183,6 +195,8 @@ def separable_rows(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, 
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)
     K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+    start = first_tile(First + row, r < Tq, diagonal, BN)
+    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
 
     dq = tl.zeros((BM, C), tl.float32)
     dg = tl.zeros((BM,), tl.float32)
@@ -190,7 +204,7 @@ def separable_rows(Q, K, V, S, G, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, 
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt,
                            diagonal, end, Tk, D, C, BN, LOG, True)
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt,
-                           0, diagonal, Tk, D, C, BN, LOG, False)
+                           start, diagonal, Tk, D, C, BN, LOG, False)
 
     store(dQ + out, dq * scale, H * D, Tq - first, D, BM, C)
     tl.store(dG + row, dg, mask=r < Tq)
@@ -230,7 +244,7 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
 
 
 @triton.jit
-def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
+def separable_columns(Q, K, V, S, G, Until, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
                       qb, qh, qt, kb, kh, kt, vb, vh, vt,
                       D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       LOG: tl.constexpr):
@@ -252,6 +266,7 @@ def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq
     tl.assume(start < end)
     Q += b * qb + h * qh + start.to(tl.int64) * qt
     dOut += ((b * Tq + start) * H + h) * D
+    until = tl.load(Until + bh * tl.cdiv(Tk, BN) + tile)  # later queries see these keys no more
     Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
 
     dk = tl.zeros((BN, C), tl.float32)
@@ -260,7 +275,7 @@ def separable_columns(Q, K, V, S, G, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta,
                               qt, H * D, start, end, Tq, Tk, D, C, BM, LOG, True)
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta,
-                              qt, H * D, full, Tq, Tq, Tk, D, C, BM, LOG, False)
+                              qt, H * D, full, until, Tq, Tk, D, C, BM, LOG, False)
 
     out = ((b * Tk + first) * H + h) * D
     store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
@@ -300,22 +315,22 @@ def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
 def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
-              log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """S (B, H, Tk) and g (B, H, Tq) float32, contiguous -> o, lse."""
-    check_memory(S, g)
+              first: torch.Tensor, log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """S (B, H, Tk) and g (B, H, Tq) float32, first (B, H, Tq) int32, contiguous -> o, lse."""
+    check_memory(S, g, first)
     out, lse = new(q), torch.empty_like(g)
     tile = tiles(q.size(3), q.dtype, log_kernel)[0]
     blocks = triton.cdiv(q.size(2), tile[0])
-    launch(separable_forward, tile, blocks, q, k, v, log_kernel, S, g, out, lse)
+    launch(separable_forward, tile, blocks, q, k, v, log_kernel, S, g, first, out, lse)
     return out, lse
 
 
 @torch.library.custom_op("nanope::separable_backward", mutates_args=())
 def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor,
-                       g: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
-                       log_kernel: bool) -> list[torch.Tensor]:
+                       g: torch.Tensor, first: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+                       dout: torch.Tensor, log_kernel: bool) -> list[torch.Tensor]:
     """-> dq, dk, dv, dS, dg."""
-    check_memory(S, g, lse)
+    check_memory(S, g, first, lse)
     Tq, Tk = q.size(2), k.size(2)
     # as the kernels read them; out, too, as a saved-tensor hook may have moved it
     out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))
@@ -323,21 +338,29 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
     dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
     _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
     launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
-           S, g, out, lse, dout, dq, dg, dS_of_queries, delta)
+           S, g, first, out, lse, dout, dq, dg, dS_of_queries, delta)
     launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
-           S, g, lse, dout, delta, dk, dv, dS)
+           S, g, last_queries(first, Tk, columns[1]), lse, dout, delta, dk, dv, dS)
     dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]
 
 
 @separable.register_fake
-def _(q, k, v, S, g, log_kernel):
+def _(q, k, v, S, g, first, log_kernel):
     return new(q), torch.empty_like(g)
 
 
 @separable_backward.register_fake
-def _(q, k, v, S, g, out, lse, dout, log_kernel):
+def _(q, k, v, S, g, first, out, lse, dout, log_kernel):
     return gradients(q, k, v, S, g)
+
+
+def last_queries(first, Tk, BN):
+    """(B, H, tiles of BN keys) int32: queries from here on have no use for this tile."""
+    Tq = first.size(2)
+    until = torch.arange(1, Tq + 1, dtype=torch.int32, device=first.device).expand_as(first)
+    last = first.new_zeros(*first.shape[:2], triton.cdiv(Tk, BN))
+    return last.scatter_reduce(2, (first // BN).long(), until, "amax").cummax(2)[0]
 
 
 def gradients(q, k, v, S, g):
@@ -346,13 +369,13 @@ def gradients(q, k, v, S, g):
 
 
 def save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.log_kernel = inputs[5]
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.log_kernel = inputs[6]
     ctx.set_materialize_grads(False)
 
 
 def backward(ctx, dout, dlse):
-    return *separable_backward(*ctx.saved_tensors, dout, ctx.log_kernel), None
+    return *separable_backward(*ctx.saved_tensors, dout, ctx.log_kernel), None, None
 
 
 separable.register_autograd(backward, setup_context=save)
@@ -366,7 +389,10 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()
     g = g.float().expand(q.shape[:3]).contiguous()
-    return separable(q, k, v, S, g, log_kernel == "outside")[0]
+    first = torch.zeros_like(g, dtype=torch.int32)
+    if k.size(2) > LONG and not log_kernel:
+        first = first_keys(q, k, S, g).int()
+    return separable(q, k, v, S, g, first, log_kernel == "outside")[0]
 
 
 def fox_attention(q, k, v, F_):

@@ -87,7 +87,8 @@ def kind_of(name, constants, dtype):
         return "fp32"
     if name in INPUTS:
         return f"*{SHORT[dtype]}"
-    return dict(limit="*i32", first="*i32", start="*i64", last="*i32").get(name, "*fp32")
+    integers = dict.fromkeys(("limit", "first", "last", "First", "Until"), "*i32")
+    return (integers | dict(start="*i64")).get(name, "*fp32")
 
 
 def assemble(ptx, target):

@@ -90,6 +90,23 @@ def test_interpreted_kernel_no_steps_and_huge_steps(scale):
 
 
 @with_kernels
+@pytest.mark.parametrize("Tq, Tk, d, rate", [
+    (200, 200, 16, 30), (300, 300, 32, 3), (90, 200, 40, 30), (100, 100, 64, 0)])
+def test_interpreted_kernel_without_what_has_decayed(Tq, Tk, d, rate, monkeypatch):
+    """As in long texts: outputs and gradients stay; rows, blocks and tiles end in other places."""
+    monkeypatch.setattr(kernels.separable, "LONG", 64)
+    torch.manual_seed(0)
+    inputs = [*(heads(1, 2, T, d) for T in (Tq, Tk, Tk)), rate * steps_of(1, 2, Tk)]
+    inputs.append(F.softplus(torch.randn(1, 2, Tq)) + 0.5)
+    q, k, v, step, g = inputs
+    first = kernels.bounds.first_keys(q, k, step.relu().cumsum(-1), g)
+    kept = 1 - first.sum() / (2 * torch.arange(Tk - Tq, Tk).sum())
+    assert (kept == 1) if rate == 0 else (0 < kept < 0.9 if rate == 3 else 0 < kept < 0.2)
+    same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs,
+            1e-5 * max(1, rate), summed())
+
+
+@with_kernels
 @pytest.mark.parametrize("Tq, Tk", [(65, 65), (5, 129)])
 def test_interpreted_kernel_fox_and_alibi(Tq, Tk):
     torch.manual_seed(0)
@@ -219,7 +236,8 @@ def test_interpreted_kernel_operators_and_checkpointing():
     ops = torch.ops.nanope
     torch.library.opcheck(ops.cope.default, (q, k, v, z, None))
     torch.library.opcheck(ops.tra.default, (q, k, v, log_decay))
-    torch.library.opcheck(ops.separable.default, (q, k, v, S, g, False))
+    first = torch.zeros_like(S, dtype=torch.int32)
+    torch.library.opcheck(ops.separable.default, (q, k, v, S, g, first, False))
 
 
 @with_kernels
