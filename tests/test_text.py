@@ -1,5 +1,6 @@
 """data/text.py and data/corpora.py: where text comes from, its splits, streams and scores."""
 import contextlib
+import gzip
 import hashlib
 import http.client
 import io
@@ -133,29 +134,35 @@ def test_batches_are_windows_of_their_split_and_from_all_over_it(prepared):
 
 
 def test_what_of_a_folder_is_read(prepared, capfd):
-    """What is not text, and copies, are left out; one line says so."""
+    """UTF-16 is decoded; what is not text, and copies, are left out; one line says so."""
     folder = Path(numbered(prepared / "docs", 20))
+    (folder / "wide.txt").write_bytes("<δέ>\r\n".encode("utf-16") * 40)
+    (folder / "wide2.txt").write_bytes(b"\xfe\xff" + "<be>".encode("utf-16-be") * 40)
+    (folder / "packed.txt.gz").write_bytes(gzip.compress(b"text", mtime=99))
     (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
     (folder / "empty.txt").touch()
     (folder / ".hidden").write_text("no")
     (folder / "sub").mkdir()
     shutil.copy(folder / "00.txt", folder / "sub" / "again.txt")
+    (folder / "sub" / "large.txt").write_text("large " * 3000)
     (folder / "sub" / "loop").symlink_to(folder)
     (prepared / "elsewhere").mkdir()
     (prepared / "elsewhere" / "more.txt").write_text("<more>" * 50)
     (folder / "link").symlink_to(prepared / "elsewhere")
     (folder / "link2").symlink_to(prepared / "elsewhere")
     task = Task(data=str(folder), block_size=8)
-    said = capfd.readouterr().err
-    assert (f"read {folder}: 21 files, 3 skipped (empty.txt: empty, picture.png: binary, "
-            "sub/again.txt: a copy)\n") in said
+    line, = (line for line in capfd.readouterr().err.splitlines() if line.startswith("read "))
+    assert line == (f"read {folder}: 24 files, 3 skipped (empty.txt: empty; packed.txt.gz: "
+                    "compressed; picture.png: binary), 1 copy left out, largest sub/large.txt, "
+                    "78 %, which is more than half of the text")
     ids = np.concatenate([task.streams[split] for split in task.splits])
     texts = bytes(ids[ids < 256].astype(np.uint8).tolist())
+    assert texts.count("<δέ>\r\n".encode()) == texts.count(b"<be>") == 40
     assert texts.count(b"<more>") == texts.count(b"<00>") == 50
     assert Task(data=str(folder), block_size=8).source == task.source
     assert capfd.readouterr().err == ""
     texts = corpora.read_files(str(folder))
-    assert len(texts) == 21 and texts["link/more.txt"] == "<more>" * 50
+    assert len(texts) == 24 and texts["wide2.txt"] == "<be>" * 40
 
 
 def test_our_own_files_are_no_text(prepared, monkeypatch):
