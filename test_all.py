@@ -141,10 +141,10 @@ def check_steps(case, seen, parts, args):
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda p: p.stem)
 def test_a_model_file_says_what_it_is(path):
     module = sys.modules[path.stem]
-    equations = module.EQUATION
-    if isinstance(equations, dict):
-        assert equations.keys() <= module.VARIANTS.keys()
-    for line in (*(equations.values() if isinstance(equations, dict) else [equations]), module.STEP):
+    equations = module.EQUATION  # a line, or one for each variant
+    if isinstance(equations, str):
+        equations = dict(all=equations)
+    for line in (*equations.values(), module.STEP):
         assert 5 < len(line) <= 100 and "\n" not in line
     fields = {f.name for f in module.GPTConfig.__dataclass_fields__.values()}
     assert module.VARIANTS and all(set(v) <= fields for v in module.VARIANTS.values())
