@@ -70,6 +70,13 @@ def settings():
         "cable, 12M bytes": row("--model cable", 3000)}
 
 
+WORDS = ("cable", "rope", "alibi", "fox")
+
+
+def by_words(rates):
+    return {f"{row}, {rate}": Row(flags(row, rate)) for row in WORDS for rate in rates}
+
+
 # the papers' numbers: perplexity on WikiText-103, gpt2 tokens, at the training length; a word where
 # a row has no number of its own
 def published(name, n=0):
@@ -89,6 +96,7 @@ PAPERS = {
     "TRA, Table 2 (128)": published("tra_table2") | {"tra, trained on 128": "the same length"}}
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
+IN_WORDS = TRAIN.replace("stdlib", "packages --tokenizer gpt2_8k")
 LONG = f"{TRAIN} --max_iters {STEPS} --eval_interval {STEPS // 5}"
 ENTRIES = {
     "lm": dict(
@@ -101,6 +109,16 @@ ENTRIES = {
               "perplexity on the validation split",
         cpu=dict(minutes=3, train=f"{TRAIN} --max_iters {SHORT} --eval_interval {SHORT // 5}",
                  eval="--split val --lengths 256", rows=searched())),
+    "lm_sotu": dict(
+        title="English: CABLE and RoPE trained on State of the Union addresses, bytes, as in lm",
+        cpu=dict(minutes=28, train=LONG.replace("stdlib", "sotu"),
+                 eval="--lengths 256 512 1024 2048 4096 --strided",
+                 rows={row: Row(flags(row, PICKED[row])) for row in ("cable", "rope")}
+                 | repaired(1, "window", "yarn"))),
+    "lm_words_rates": dict(
+        title="The learning rates of lm_words, on the validation split",
+        cpu=dict(minutes=8, train=f"{IN_WORDS} --max_iters {SHORT} --eval_interval {SHORT // 5}",
+                 eval="--split val --lengths 256", rows=by_words(RATES))),
     "lm_context": dict(
         title="Where is context worth something inside the training length? Strided perplexity of "
               "the same tokens, each with at least half a window to look back on",

@@ -88,6 +88,11 @@ def text_table(result):
     if ratio:
         heads.append("paper: 15,360 / 1,024")
     text = markdown(["model", "seeds", *heads], rows)
+    if "bits_per_byte" in result["runs"][0]:  # of words: perplexities of other tokens differ
+        rows = [[label, len(runs), *(spread(at_length(runs, "bits_per_byte", n), ".4f")
+                                     for n in lengths)] for label, runs in groups.items()]
+        heads = ["model", "seeds", *(f"{n:,}" for n in lengths)]
+        text += f"\n\nBits per byte:\n\n{markdown(heads, rows)}"
     if any("strided" in run for run in result["runs"]):
         text += "\n\n" + strided_table(result, groups, T)
     return text
