@@ -410,8 +410,8 @@ def predictions(model, text):
 
 def guide_of(path):
     """
-    A page's words: a title, an introduction, and under every further heading a scene, a link with
-    the page's state and what is to be seen.
+    A page's words: a title, an introduction, and under every further heading a scene: a link with
+    the page's state, and words.
     """
     text = Path(path).read_text(encoding="utf-8")
     (title, intro), *scenes = (part.strip().split("\n\n", 1) for part in text.split("\n#"))
