@@ -11,10 +11,10 @@ from experiments import Row, papers, repaired
 RATES = ("2e-3", "4e-3", "8e-3")
 PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="8e-3")
 FAMILIES = dict(
-    learned=("learned", "nope", "sinusoidal", "label"), rope=("rope", "diff", "peri"),
+    learned=("learned", "nope", "sinusoidal", "label"), rope=("rope", "diff", "peri", "path"),
     alibi=("alibi", "t5", "kerple", "fire", "fire_torch_init", "relative"),
     cable=("cable", "cable_nw", "k_cable", "fox"),
-    cope=("cope", "cope_sep", "cope_relative", "cope_alibi"), tra=("tra", "tra pre"))
+    cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"), tra=("tra", "tra pre"))
 OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "cope_alibi": "--slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's own, as in Table 8
        "tra": "--norm post --qk_norm", "tra pre": "--norm pre --qk_norm",

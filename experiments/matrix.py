@@ -89,7 +89,8 @@ LOGARITHMIC = perplexity, reading  # so that one explosion leaves the others the
 PERCENT = percent, worst           # of what is right
 
 ROWS = rows(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
-            "fox", "diff") | {"peri": Row("--model perinorm --norm peri --pe rope")}
+            "fox", "diff", "stick", "path", "path_fox", "ssmax") | {
+    "peri": Row("--model perinorm --norm peri --pe rope")}
 ROWS |= repaired(1, "window", "yarn")
 
 

@@ -20,7 +20,7 @@ def residual(x, f, scheme, before, after):
     """x with f added, and the norms where the scheme has them."""
     if scheme == "post":
         return after(x + f(x))
-    if scheme in ("pre", "pre_final"):
+    if scheme in ("pre", "pre_final", "ssmax"):
         return x + f(before(x))
     if scheme in ("peri", "peri_init"):
         return x + after(f(before(x)))
@@ -32,8 +32,9 @@ class MinimalTransformer(nn.Module):
     One layer, one head, no MLP, no positions (Eq. 3):
     f(t) = B_last + sum_i a_i D_{t_i} / sum_i a_i, with B = E U the embedding times the unembedding,
     a = exp(E W_Q (E W_K)^T) the weights, D = E W_V W_O U. n tokens; d, d_k, d_v are free.
-    norm: none or one of SCHEMES; output is section 4.3's remedy alone. constant=True gives every
-    token the same weight, as the theorem assumes.
+    norm: none or one of SCHEMES; output is section 4.3's remedy alone; ssmax is pre_final with
+    logits times s ln l of the l tokens so far (model_ssmax.py). constant=True gives every token the
+    same weight, as the theorem assumes.
     """
     def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
         super().__init__()
@@ -43,6 +44,7 @@ class MinimalTransformer(nn.Module):
             w = nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04)
             self.register_parameter(name, nn.Parameter(w))
         self.norm, self.constant = norm, constant
+        self.s = nn.Parameter(torch.ones(1)) if norm == "ssmax" else None
         norms = [nn.RMSNorm(d, eps=1e-12) for _ in range(4)]
         self.first, self.before, self.after, self.last = norms
 
@@ -53,7 +55,10 @@ class MinimalTransformer(nn.Module):
             return v.cumsum(-2) / torch.arange(1, T + 1, device=x.device)[:, None]
         q, k = x @ self.W_Q, x @ self.W_K
         later = torch.ones(T, T, device=x.device).triu(1).bool()
-        a = (q @ k.transpose(-1, -2)).masked_fill(later, float("-inf"))
+        a = q @ k.transpose(-1, -2)
+        if self.s is not None:
+            a = a * self.s * torch.arange(1.0, T + 1, device=x.device).log()[:, None]
+        a = a.masked_fill(later, float("-inf"))
         return a.softmax(-1) @ v
 
     def forward(self, idx):
@@ -61,7 +66,7 @@ class MinimalTransformer(nn.Module):
         x = self.E[idx]
         x = self.first(x) if self.norm == "peri_init" else x
         x = residual(x, self.attend, self.norm, self.before, self.after)
-        final = self.norm in ("pre_final", "peri", "peri_init")
+        final = self.norm in ("pre_final", "peri", "peri_init", "ssmax")
         return (self.last(x) if final else x) @ self.U
 
 

@@ -72,6 +72,11 @@ ENTRIES = {
         paper=dict(
             trials=100, steps=1000000, note="n, batch, trials and the lengths above 1 are ours",
             panels=set_panels(128, (16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 8)))),
+    "postnorm_ssmax": dict(
+        title="Sharper attention instead of a norm? Set complement, trained on up to 8 tokens, "
+              "total variation distance; no paper has this figure",
+        runs="postnorm_fig1", metric="tvd", schemes=("pre_final", "ssmax", "output", "peri"),
+        peak=3e-2, cpu=dict(trials=25, steps=20000, panels=exact_panels(16, (64, 8)))),
     "postnorm_bema": dict(
         title="Post-Norm, section 4.5: does BEMA help where labels are noise? Set complement, the "
               "label one sample of the answer's distribution, total variation distance; no figure "
