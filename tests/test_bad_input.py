@@ -33,7 +33,7 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
     ("--model alibi --pe abili", "pe=abili: what is called --model alibi has alibi"),
     ("--step tanh", "step='tanh' is not one of relu, softplus"),
-    ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose bytes or gpt2"),
+    ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose from bytes, gpt2_8k, gpt2"),
     ("--data empty.txt", "empty.txt"),
     ("--data short.txt", "short.txt is too short"),
     ("--model", "argument --model: expected one argument"),
