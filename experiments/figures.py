@@ -27,7 +27,6 @@ def draw(result, out):
         trials(result, out)
     elif "cells" in result:
         matrix(result, out)
-        reading(result, Path(out).with_suffix(".reading.png"))
     elif "beside" in result:
         grid(result, out)
         survive(result, Path(out).with_suffix(".survive.png"))
@@ -212,48 +211,6 @@ def survive(result, out):
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(NullLocator())
-    write_figure(fig, out)
-
-
-FEWEST = 30  # questions, for a point
-
-
-def reading(result, out):
-    """
-    Surviving and reading: strided perplexity by window, in the first window = 1 (left), and the
-    share of right answers by how far back they lie, in the longest strings (right).
-    """
-    survived, far = {}, {}
-    for run in result["runs"]:
-        if len(run.get("strided", ())) > 1 and "reason" not in run:
-            first = next(iter(run["strided"].values()))
-            ratios = {T: value / first for T, value in run["strided"].items()}
-            survived.setdefault(run["label"], []).append(ratios)
-        if run.get("by_distance"):
-            T = max(run["by_distance"], key=int)
-            asked = next(iter(run["by_distance"][T].values()))
-            rates = {d: 100 * rate for d, (n, rate) in asked.items() if n >= FEWEST}
-            beyond = int(T) > run["config"]["block_size"]
-            label = run["label"] if beyond else f"{run['label']} (strings of {T})"
-            far.setdefault(label, []).append(rates)
-            trained = run["config"]["block_size"]
-    if not survived and not far:
-        return
-    look = plot.looks(sorted(survived | far, key=lambda label: label != result.get("added")))
-    fig, axes = plot.panels(2, 5, 4.4, sharey=False)
-    left, right = axes[0]
-    plot.draw(left, survived, look)
-    plot.perplexity_axis(left)
-    left.set(title="surviving: perplexity by window length", ylabel="in the shortest window = 1",
-             xlabel="window length (tokens), half of it to look back on")
-    plot.draw(right, far, look)
-    right.set(title="reading: right answers (%) by how far back", ylim=(-2, 102),
-              xlabel="distance to the answer, d to 2d - 1 (tokens)")
-    for ax in (left, right):
-        plot.length_axis(ax)
-    if far:
-        plot.training_length(right, [[dict(block_size=trained)]])
-    plot.legend(axes[0])
     write_figure(fig, out)
 
 

@@ -6,7 +6,7 @@ import plot
 from experiments import figures, runs
 from tests import helpers
 from tests.helpers import labels_of
-from tests.test_plot import lines_of, score_row
+from tests.test_plot import score_row
 
 
 @pytest.fixture
@@ -77,25 +77,6 @@ def test_the_heat_map_has_the_cells_of_the_table(drawn):
     labels = [label for label in ax.get_yticklabels() if label.get_weight() == "bold"]
     assert [label.get_text() for label in labels] == ["mine"]
     assert [t.get_text() for t in ax.get_xticklabels()] == ["less ↓", "more", "near", "lone"]
-
-
-def test_surviving_beside_reading(drawn):
-    """Two seeds are a mean; what has fewer than 30 questions, or another text, is left out."""
-    rows, config = [], dict(block_size=16)
-    for label, ratio, rate in (("one", 0.75, 0.5), ("two", 4.0, 0.0), ("two", 2.0, 1.0)):
-        rows.append(dict(label=label, config=config, strided={"16": 2.0, "32": 2.0 * ratio}))
-        far = {"1": [30, rate], "2": [29, 0.9]}
-        rows.append(dict(label=label, config=config,
-                         by_distance={"16": {"iid": {"1": [9, 0.7]}}, "128": {"iid": far}}))
-    rows.append(dict(label="other", reason="another text", strided={"16": 1.0, "32": 1.0}))
-    rows.append(dict(label="ends", config=config, by_distance={"16": {"iid": {"1": [99, 0.5]}}}))
-    figures.reading(dict(runs=rows, added="two"), "x.png")
-    left, right = map(lines_of, drawn[0].axes)
-    assert left == dict(one=[(16, 1), (32, 0.75)], two=[(16, 1), (32, 3)])
-    assert right["one"] == right["two"] == [(1, 50)]
-    assert right["ends (strings of 16)"] == [(1, 50)]
-    widths = {line.get_label(): line.get_linewidth() for line in drawn[0].axes[0].lines}
-    assert widths["two"] > widths["one"]
 
 
 def test_a_table_of_many_rows_becomes_a_grid(drawn):
