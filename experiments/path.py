@@ -3,7 +3,7 @@ from experiments import rows
 
 COLUMNS = [("in distribution", "iid", "glitch_rate"), ("sparse", "sparse", "glitch_rate"),
            ("dense", "dense", "glitch_rate")]
-# one layer does not know what stood before a bit, but by a convolution over three tokens
+# PaTH's directions come from three tokens, all else of one layer from one: is it that?
 TABLE1 = (rows(3, "rope", "stick", "fox", "path", "tra", "cable", "cope")
           | {"path, no convolution": rows(3, "path", flags="--conv 1")["path"]})
 
