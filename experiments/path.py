@@ -14,7 +14,7 @@ ENTRIES = {
         cpu=dict(
             note="256 tokens and 2,000 steps of 32 strings, a learning rate of 1e-3 or 3e-3, all "
                  "pre-norm without QK-norm: the paper does not say",
-            minutes=7, eval="--sequences 2000",
+            minutes=4, eval="--sequences 2000",
             train="--data flipflop --block_size 256 --n_layer 1 --n_head 2 --n_embd 64 "
                   "--batch_size 32 --max_iters 2000 --eval_interval 400 --learning_rate 1e-3 "
                   "--norm pre --no-qk_norm",
