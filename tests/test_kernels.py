@@ -36,22 +36,23 @@ def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32
     return [x.to(dtype) for x in inputs]
 
 
-@pytest.mark.parametrize("Tq, Tk", [
-    (1, 1), (64, 64), (256, 256), (257, 257), (1000, 1000), (1025, 1025), (1500, 1500),
-    (100, 1300)])
-def test_the_cpus_way_is_the_literal_form(Tq, Tk):
-    """Outputs and gradients, one call, blocks, and blocks without what has decayed; FoX too."""
-    inputs = separable_inputs(2 if Tk < 500 else 1, Tq, Tk)
+@pytest.mark.parametrize("Tq, Tk, d", [
+    (1, 1, 16), (64, 64, 40), (257, 257, 32), (1000, 1000, 64), (1025, 1025, 40), (1500, 1500, 32),
+    (100, 1300, 16)])
+def test_the_cpus_way_is_the_literal_form(Tq, Tk, d):
+    """Outputs and gradients, in one call and without what has decayed; FoX too."""
+    inputs = separable_inputs(2 if Tk < 500 else 1, Tq, Tk, d)
     cable, fox = kernels.cpu.cable_attention, kernels.cpu.fox_attention
     same_as(literal_of(model_cable), cable, inputs, 1e-5, summed())
     same_as(literal_of(model_fox), fox, inputs[:4], 1e-5,
             lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
-@pytest.mark.parametrize("T", [37, 256, 300, 512, 1024, 1025])
-def test_the_cpus_way_where_steps_sum_to_thousands(T):
+@pytest.mark.parametrize("d", [16, 32, 40, 64])
+@pytest.mark.parametrize("T", [37, 256, 300, 1024, 1100])
+def test_the_cpus_way_where_steps_sum_to_thousands(T, d):
     """As in a trained model, where a bias is a small difference of large sums."""
-    inputs = separable_inputs(1, T, T, rates=(50.0, 5.0, 0.5))
+    inputs = separable_inputs(1, T, T, d, rates=(50.0, 5.0, 0.5))
     assert inputs[3].relu().sum(-1).max() > 3 * T
     tolerance = 2e-5 if T <= 256 else 1e-4
     same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, tolerance, summed())
@@ -144,7 +145,7 @@ def test_what_the_cpus_way_leaves_to_the_plain_function():
     ((0.05, 0.01), 1, -1)], ids=["none", "huge", "most", "backwards", "growing"])
 def test_dropping_what_has_decayed_changes_nothing(rates, sign, weight, monkeypatch):
     """
-    Outputs to 1e-6, gradients to 1e-5 of their largest value; sequences of different decay in one
+    Outputs and gradients to 3e-5 of their largest value; sequences of different decay in one
     batch; and steps or weights below 0, which a fork may have, are no reason to drop.
     """
     inputs = separable_inputs(2, 1430, 1430, rates=rates)
@@ -155,11 +156,10 @@ def test_dropping_what_has_decayed_changes_nothing(rates, sign, weight, monkeypa
         return lambda q, k, v, step, g: f(q, k, v, sign * step.abs().cumsum(-1), g)
     dy = torch.randn(inputs[0].shape)
     dropped = gradients(wrap(kernels.cpu.cable_attention), inputs, dy)
-    monkeypatch.setattr(kernels.cpu.Blocks, "first_keys", nothing_dropped)
+    monkeypatch.setattr(kernels.cpu, "first_keys", nothing_dropped)
     whole = gradients(wrap(kernels.cpu.cable_attention), inputs, dy)
-    close(dropped[0], whole[0], 1e-6 * max(1, whole[0].abs().max().item()))
-    for a, b in zip(dropped[1:], whole[1:]):
-        close(a, b, 1e-5 * max(1, b.abs().max().item()))
+    for a, b in zip(dropped, whole):
+        close(a, b, 3e-5 * max(1, b.abs().max().item()))
     close(dropped[0], wrap(model_cable.cable_attention)(*inputs), 2e-5)
 
 
@@ -176,28 +176,29 @@ def test_what_may_matter_is_not_dropped():
         q_, k_, v_, step_, g_ = args
         y = kernels.cpu.cable_attention(q_, k_, v_, step_.cumsum(-1), g_)
         want = model_cable.literal(*(x.double() for x in (q_, k_, v_, step_.cumsum(-1), g_)))[0]
-        close(y, want, 1e-4)
+        close(y, want, 5e-4)  # of logits of several hundreds
 
 
-def nothing_dropped(self, lse):
-    return torch.zeros(lse.shape, dtype=torch.long)
+def nothing_dropped(q, k, S, g):
+    return torch.zeros(g.shape, dtype=torch.long)
 
 
 def test_the_cpus_way_drops_much_where_much_has_decayed():
     q, k, v, step, g = separable_inputs(1, 3000, 3000, rates=(3.0, 0.2, 0.0))
-    _, _, first = torch.ops.nanope.decaying(q, k, v, step.abs().cumsum(-1), g + 0.5)
-    fast, slow, still = first  # (blocks, 128), the first key of each row
-    starts = torch.arange(0, 3000, 128)
-    assert (fast.min(-1).values[2:] > starts[2:] - 128).all()  # within the block before
-    assert 0.05 < (starts - slow.float().mean(-1)).mean() / starts.float().mean() < 0.9
-    assert (still == -1).all()  # in one block
+    first = kernels.bounds.first_keys(q, k, step.abs().cumsum(-1), g + 0.5)[0]
+    far, order = kernels.cpu.by_reach(first, k[0])
+    seen = torch.zeros(3)
+    for n, rows, keys, _ in kernels.cpu.calls(first, far, order, k[0]):
+        seen[n] += (rows.stop - rows.start) * (keys.stop - keys.start) / 3000**2
+    fast, slow, still = seen.tolist()
+    assert fast < 0.1 < slow < 0.4 and 0.5 < still < 0.55  # one half is of later tokens
 
 
-@pytest.mark.parametrize("T", [37, 256, 700, 1024])
-def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
+@pytest.mark.parametrize("T, d", [(37, 64), (256, 32), (700, 40), (1024, 16)])
+def test_no_later_token_reaches_an_earlier_row_by_a_bit(T, d):
     def output(q, k, v, step, g):
         return kernels.cpu.cable_attention(q, k, v, step.abs().cumsum(-1), g)
-    inputs = separable_inputs(1, T, T)
+    inputs = separable_inputs(1, T, T, d)
     for t in (1, T // 3, T - 1):
         others = []
         for x in inputs:
@@ -207,19 +208,17 @@ def test_no_later_token_reaches_an_earlier_row_by_a_bit(T):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("T", [300, 1100])
-def test_the_cpus_way_is_an_operator_like_torchs_own(T):
-    inputs = separable_inputs(1, T, T, d=8)
-    inputs[3] = inputs[3].abs().cumsum(-1)
-    torch.library.opcheck(torch.ops.nanope.decaying.default,
-                          tuple(x.requires_grad_() for x in inputs))
+def test_the_cpus_way_is_an_operator_like_torchs_own():
+    q, k, v = torch.randn(3, 2, 300, 8).requires_grad_()
+    first = torch.arange(300).sub(70).clamp(min=0).expand(2, 300)
+    torch.library.opcheck(torch.ops.nanope.decaying.default, (q, k, v, first))
 
 
 def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):
     """The bound made wrong on purpose: it is compared at this length, with steps that decay."""
-    def careless(self, lse):
-        return self.starts[:, None].expand(lse.shape) - torch.zeros(lse.shape, dtype=torch.long)
-    monkeypatch.setattr(kernels.cpu.Blocks, "first_keys", careless)
+    def careless(q, k, S, g):
+        return torch.arange(k.size(2) - q.size(2), k.size(2)).expand(g.shape)
+    monkeypatch.setattr(kernels.cpu, "first_keys", careless)
     monkeypatch.setattr(kernels, "compared", {})
     q, k, v, step, g = separable_inputs(1, 1300, 1300)
     args = q, k, v, step.abs().cumsum(-1), g
