@@ -9,6 +9,7 @@ import torch
 
 import experiments
 import reproduce
+from common import names
 from experiments import by_task, find, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
@@ -23,9 +24,9 @@ def test_every_table_of_a_page_is_what_the_json_says():
         name = block[2]
         assert block[0] == block[1] + pages.block(name) + block[3], (
             f"{name} is not what it would be: run python -m experiments.pages")
-    names = Counter(block[2] for block in blocks)
+    tables = Counter(block[2] for block in blocks)
     for name, entry in experiments.entries().items():
-        assert "cpu" not in entry or names[name] == 1, f"{name} has {names[name]} tables"
+        assert "cpu" not in entry or tables[name] == 1, f"{name} has {tables[name]} tables"
 
 
 def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
@@ -70,8 +71,10 @@ SCALES = [(name, scale) for name, entry in experiments.entries().items()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, scale", SCALES)
-def test_every_row_of_a_table_can_be_built(name, scale):
-    """Its flags are train.py's, and its model takes them."""
+def test_every_row_of_a_table_can_be_built(name, scale, monkeypatch):
+    """Its flags are train.py's, and its model takes them; of its layers two are enough."""
+    make = names.make_model
+    monkeypatch.setattr(names, "make_model", lambda config: make(config | dict(n_layer=2)))
     planned = reproduce.planned(reproduce.parse([name, "--scale", scale]))
     with torch.device("meta"):
         for job in {(job.label, job.task): job for job in planned}.values():  # of a row one seed
@@ -84,8 +87,8 @@ def test_every_table_and_figure_of_a_paper_is_here():
                  tra=("Table", 2, "Figure", 4), postnorm=("Table", 0, "Figure", 7))
     for module in experiments.files():
         name = module.__name__.removeprefix("experiments.")
-        for _, names in getattr(module, "NUMBERED", {}).items():
-            for entry in names if isinstance(names, tuple) else ():
+        for _, entries in getattr(module, "NUMBERED", {}).items():
+            for entry in entries if isinstance(entries, tuple) else ():
                 there = (ROOT / "results" / f"{entry}.json").exists()
                 assert entry in experiments.entries() or there, entry
         if name in count:
