@@ -4,10 +4,11 @@ Every way to compute an attention that is faster than the plain function of its 
     y = attend(cable_attention, q, k, v, S, g)
 
 attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
-CPU what leaves out the keys that have decayed (cpu.py), or derivatives by hand (cpu_count.py). The
-plain function stays the truth. Before a way runs for the first time, it is compared with the very
-function it was given, in float32: outputs at this length, gradients on 37 and 300 tokens; where the
-two differ the plain function runs, and one line says so. An edit that acts only on values that are
+CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The plain function
+stays the truth. Before a way runs for the first time, it is compared with the very function it was
+given, in float32 and in the dtype it will have: outputs at this length, gradients on 37 and 300
+tokens; where the two differ the plain function runs, and one line says so. Beyond 1,024 tokens ways
+leave out what has decayed (bounds.py), and a later token may move an earlier output by 1e-7. An edit that acts only on values that are
 not drawn here, such as a clamp of logits beyond 30, is not seen. torch.func and second derivatives
 need the plain function: enabled = False, --kernel off.
 
@@ -51,7 +52,7 @@ def attend(plain, *args):
 def faster(plain, *args):
     """
     -> the function that attend would run instead of plain, or None. It was compared with plain for
-    this device, kind of options, and length (rounded up to a power of 2). The length matters: an
+    this device, dtype, kind of options, and length (rounded up to a power of 2). The length matters: an
     edit such as a window of 512 tokens changes nothing in shorter texts.
     """
     q, k, _, *options = args
@@ -67,7 +68,8 @@ def faster(plain, *args):
     while T > 1:  # not bit_length: torch.compile then needs one graph for every power of 2 alone
         T, length = (T + 1) // 2, length + 1
     options = tuple(constant(x) for x in options)
-    return fast if equal(plain, fast, q.device, q.size(1), q.size(3), options, length) else None
+    how = q.device, q.dtype, q.size(1), q.size(3), options, length
+    return fast if equal(plain, fast, *how) else None
 
 
 def constant(x):
@@ -84,8 +86,8 @@ def why_no_triton(q):
         return "no Triton"
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return str(q.dtype).removeprefix("torch.")
-    if d % 8 or not 16 <= d <= 128:
-        return f"head size {d} (the kernels take multiples of 8 from 16 to 128)"
+    if d % 16 or not 16 <= d <= 128:  # 8 modulo 16 would load two bytes at a time
+        return f"head size {d} (the kernels take multiples of 16 from 16 to 128)"
     if q.device.type == "cuda":
         if torch.version.hip:  # its devices say cuda, and 9 for their capability
             return "ROCm"
@@ -102,7 +104,7 @@ def capability(index):
 # -----------------------------------------------------------------------------
 # is a faster way equal to the plain function?
 
-TOLERANCE = 1e-4  # of the largest value, in float32
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}  # of the largest value
 SHORT, MIDDLE = 37, 300  # tokens in the comparisons with gradients: a way may change at 256
 LAST = 63         # query rows compared at long lengths
 PER_QUERY = dict(cable_attention=4, tra_attention=3)  # which argument, besides q, has their rows
@@ -110,50 +112,55 @@ compared = {}     # what was compared -> whether the two were equal
 
 
 @torch.compiler.assume_constant_result
-def equal(plain, fast, device, H, d, options, length):
+def equal(plain, fast, device, dtype, H, d, options, length):
     """
     Whether fast equals plain, in float32 without TF32. On 37 and 300 tokens outputs and gradients,
     on 2 ** length tokens, where that is more, the last outputs; with steps so small that every key
-    matters, with large and with very large ones; with logits as large as after training.
+    matters, with large and with very large ones; with logits as large as after training. Where it
+    runs in half precision, then also whether that is near plain in float32.
     """
-    key = plain, fast, device, H, d, options, length
+    key = plain, fast, device, dtype, H, d, options, length
     if key in compared:
         return compared[key]
-    cases = [(SHORT, 1), (SHORT, SHORT), (SHORT, 1, 4)]
+    cases = [(SHORT, 1), (SHORT, SHORT)]
     if 2 ** length > 256:
         cases += [(MIDDLE, 1)]
     if 2 ** length > SHORT:
         cases += [(2 ** length, walk) for walk in (1, 2 ** length, 4 * 2 ** length)]
     if plain.__name__ == "cope_attention":  # it is given no steps, but makes them
         cases = [case for case in cases if case[1] == 1]
+    full, half = torch.float32, {dtype} & {torch.bfloat16, torch.float16}
+    cases = [(x, *case) for x in (full, *half) for case in cases] + [(full, SHORT, 1, 4)]
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
             errors = [difference(plain, fast, device, H, d, options, *case) for case in cases]
+            allowed = [TOLERANCE[x] for x, *_ in cases]
             why = f"differs by {max(errors):.1e} of the largest value"
     except Exception as e:  # another signature, a compiler that gives up: whatever it is, not equal
         why = f"does not take what it is given: {type(e).__name__}: {e}".splitlines()[0]
-        errors = [math.inf]
+        errors, allowed = [math.inf], [0]
     finally:
         torch.set_float32_matmul_precision(precision)
     told = any(k[0] is plain and not same for k, same in compared.items())
-    compared[key] = all(error <= TOLERANCE for error in errors)
+    compared[key] = all(error <= most for error, most in zip(errors, allowed))
     if not compared[key] and not told:
         print(f"{plain.__module__}.{plain.__name__} runs as it is written: "
               f"its faster way in kernels/ {why}", file=sys.stderr)
     return compared[key]
 
 
-def difference(plain, fast, device, H, d, options, T, walk, loud=1):
+def difference(plain, fast, device, H, d, options, dtype, T, walk, loud=1):
     """
     The largest difference between outputs, and for few tokens gradients, over the largest value,
     for B = 1 and T tokens whose steps sum to about `walk`, with queries and weights times `loud`.
+    fast takes heads in dtype, plain the same in float32.
     """
     name = plain.__name__
     rng = torch.Generator("cpu").manual_seed(0)  # the caller's random numbers stay as they are
     random = dict(generator=rng, dtype=torch.float32, device="cpu")  # whatever the defaults are
-    q, k, v, keys = torch.randn(4, 1, H, T, d, **random)
+    q, k, v, keys = torch.randn(4, 1, H, T, d, **random).to(dtype).float()
     steps, weight = torch.rand(2, 1, H, T, **random)
     steps, q, weight = steps * walk / T, q * loud, weight * loud
     tensors = dict(cable_attention=(steps.cumsum(-1), weight),
@@ -177,14 +184,14 @@ def difference(plain, fast, device, H, d, options, T, walk, loud=1):
         if n < len(args) and torch.is_tensor(args[n]):
             last[n] = args[n][:, :, -rows:]
     with torch.set_grad_enabled(gradients):
-        ours = fast(*args)
+        ours = fast(*(x.to(dtype) if torch.is_tensor(x) and x.dim() == 4 else x for x in args))
         if ours is None:
             return 0.0  # it declines these options, and will not run
         theirs = plain(*last)
         pairs = [(ours[:, :, -rows:], theirs)]
         if gradients:
             dy = torch.cos(torch.arange(theirs.numel(), device=device)).view_as(theirs)
-            pairs += zip(torch.autograd.grad(ours, inputs, dy),
+            pairs += zip(torch.autograd.grad(ours, inputs, dy.to(dtype)),
                          torch.autograd.grad(theirs, inputs, dy))
     return max((ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
                for ours, theirs in pairs)

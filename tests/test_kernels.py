@@ -214,6 +214,22 @@ def test_the_cpus_way_is_an_operator_like_torchs_own():
     torch.library.opcheck(torch.ops.nanope.decaying.default, (q, k, v, first))
 
 
+def test_a_way_that_is_wrong_in_bfloat16_alone_is_found_out(monkeypatch, capsys):
+    def way(q, k, v, F_):
+        y = model_fox.fox_attention(q, k, v, F_)
+        return y + 0.5 if q.dtype == torch.bfloat16 and broken else y
+    monkeypatch.setattr(kernels, "compared", {})
+    cpu = torch.device("cpu")
+    broken = False
+    assert kernels.equal(model_fox.fox_attention, way, cpu, torch.bfloat16, 2, 16, ("tensor",), 9)
+    monkeypatch.setattr(kernels, "compared", {})
+    broken = True
+    for dtype, same in ((torch.float32, True), (torch.bfloat16, False)):
+        how = cpu, dtype, 2, 16, ("tensor",), 9
+        assert kernels.equal(model_fox.fox_attention, way, *how) == same
+    assert "model_fox.fox_attention runs as it is written" in capsys.readouterr().err
+
+
 def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):
     """The bound made wrong on purpose: it is compared at this length, with steps that decay."""
     def careless(q, k, S, g):

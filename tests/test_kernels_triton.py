@@ -339,6 +339,16 @@ def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
 
 
 @with_kernels
+@pytest.mark.parametrize("case", ["fox", "tra", "cope key P=5"])
+def test_interpreted_kernel_is_compared_in_bfloat16(case):
+    module, _, args = example(case, d=16)
+    plain = plain_function(module)
+    options = tuple(kernels.constant(x) for x in args[3:])
+    assert kernels.equal(
+        plain, WAYS[plain.__name__], torch.device(DEVICE), torch.bfloat16, 1, 16, options, 6)
+
+
+@with_kernels
 def test_interpreted_kernel_why_not(monkeypatch):
     q = torch.zeros(1, 1, 4, 64, device=DEVICE)
     rest = torch.zeros(1, 1, 4, device=DEVICE)
@@ -348,7 +358,7 @@ def test_interpreted_kernel_why_not(monkeypatch):
     assert kernels.faster(tra_attention, *last) is None  # one query of cached decoding
     assert kernels.faster(attention, q, q, q) is None    # nothing is known of it
     assert kernels.why_no_triton(q.double()) == "float64"
-    head_12 = "head size 12 (the kernels take multiples of 8 from 16 to 128)"
+    head_12 = "head size 12 (the kernels take multiples of 16 from 16 to 128)"
     assert kernels.why_no_triton(q[..., :12]) == head_12
     assert kernels.why_no_triton(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
     args = argparse.Namespace(device=DEVICE, dtype="float32", kernel="auto")
