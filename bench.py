@@ -8,10 +8,9 @@ scaled_dot_product_attention on the same q, k and v.
         one cached token after a long context: ms
     python bench.py generate --lengths 2048
         a whole text with and without the cache
-    python bench.py memory --lengths 16384
-        peak memory of one long window, beyond the model itself
     python bench.py attention --models cable [--run out/cable-stdlib-nano]
-        plain as in the model file, kernel of kernels/, literal T x T, compiled
+        plain as in the model file, kernel of kernels/, literal T x T, compiled;
+        on a GPU flex, torch's FlexAttention, for CABLE and FoX, forward
     python bench.py gpu
         Triton's kernels in the dtype that trains: are they equal, how fast?
 
@@ -28,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from common.checkpoint import check_text, load_run
 from common.device import environment, kernels, peak_memory, setup
@@ -165,17 +165,6 @@ def generate(args):
     return show("generate", rows)
 
 
-@torch.no_grad()
-def memory(args):
-    rows, T = {}, (args.lengths or [16384])[0]
-    for name, model, idx in build(args, compared(args), block_size=T, batch_size=1):
-        with args.autocast:
-            model.eval()
-            peak = extra_memory(args.device, model, idx[:, :-1], idx[:, 1:])
-        rows[name] = dict(window_GB=peak)
-    return show("memory", rows)
-
-
 # -----------------------------------------------------------------------------
 # attentions alone
 
@@ -230,7 +219,21 @@ def inputs(args, T):
         yield name, model, calls
 
 
-def ways(args, name, model, calls):
+def flex(name, T, device, run):
+    """What FlexAttention, run, makes of a plain function whose bias is -g_i (S_i - S_j)."""
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device)
+
+    def way(q, k, v, S, g=None, log_kernel=""):
+        S = -S if name == "fox_attention" else S
+        g = torch.ones_like(S) if g is None else g
+
+        def score(s, b, h, i, j):
+            return s - g[b, h, i] * (S[b, h, i] - S[b, h, j])
+        return run(q, k, v, score_mod=score, block_mask=mask)
+    return way
+
+
+def ways(args, name, model, calls, backward=False):
     """{label: function} of what can be had here; the first is torch's own."""
     module, causal = attention_module(model), not is_encoder(model)
     plain, literal = plain_function(module), getattr(module, "literal", None)
@@ -242,6 +245,10 @@ def ways(args, name, model, calls):
         fast = kernels and kernels.faster(plain, *calls[0])
         if "kernel" in args.ways and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
+    can_flex = args.device.type == "cuda" and not getattr(module, "log_kernel", "")
+    if can_flex and not backward and plain.__name__ in ("cable_attention", "fox_attention"):
+        functions[f"{name}: flex"] = flex(
+            plain.__name__, calls[0][1].size(2), args.device, torch.compile(flex_attention))
     if "compiled" in args.ways:
         functions[f"{name}: compiled"] = torch.compile(plain, dynamic=False)
     if "literal" in args.ways and literal and calls[0][1].size(2) <= 4096:  # it is T x T
@@ -271,7 +278,7 @@ def step_of(f, model, calls, backward):
 def measure(args, rows, name, model, calls, key):
     """One case, forward or both, into {label: row}; sdpa's row is that of the first case."""
     steps, kernel = {}, f"{name}: kernel"
-    for label, f in ways(args, name, model, calls).items():
+    for label, f in ways(args, name, model, calls, key == "both").items():
         steps[label] = step_of(f, model, calls, key == "both")
     seconds = turns(args, steps)
     for label, t in seconds.items():
@@ -292,8 +299,7 @@ def difference(ours, theirs):
 
 # -----------------------------------------------------------------------------
 
-WHAT = dict(train=train, decode=decode, generate=generate, memory=memory, attention=attention,
-            gpu=gpu)
+WHAT = dict(train=train, decode=decode, generate=generate, attention=attention, gpu=gpu)
 
 
 def parse(argv):
@@ -305,7 +311,7 @@ def parse(argv):
     add("--run", help="attention: a trained run, whose layers' inputs to take")
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
     add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096, "
-                                               "generate 2048, memory 16384")
+                                               "generate 2048")
     add("--ways", nargs="+", default=["plain", "kernel", "literal"],
         choices=("plain", "kernel", "literal", "compiled"),
         help="attention: default all but compiled, which takes minutes")

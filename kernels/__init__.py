@@ -8,9 +8,9 @@ CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The
 stays the truth. Before a way runs for the first time, it is compared with the very function it was
 given, in float32 and in the dtype it will have: outputs at this length, gradients on 37 and 300
 tokens; where the two differ the plain function runs, and one line says so. Beyond 1,024 tokens ways
-leave out what has decayed (bounds.py), and a later token may move an earlier output by 1e-7. An edit that acts only on values that are
-not drawn here, such as a clamp of logits beyond 30, is not seen. torch.func and second derivatives
-need the plain function: enabled = False, --kernel off.
+may leave out what has decayed: there a later token may move an earlier output by 1e-7. An edit that
+acts only on values that are not drawn here, such as a clamp of logits beyond 30, is not seen.
+torch.func and second derivatives need the plain function: enabled = False, --kernel off.
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
@@ -52,8 +52,8 @@ def attend(plain, *args):
 def faster(plain, *args):
     """
     -> the function that attend would run instead of plain, or None. It was compared with plain for
-    this device, dtype, kind of options, and length (rounded up to a power of 2). The length matters: an
-    edit such as a window of 512 tokens changes nothing in shorter texts.
+    this device, dtype, kind of options, and length (rounded up to a power of 2). The length
+    matters: an edit such as a window of 512 tokens changes nothing in shorter texts.
     """
     q, k, _, *options = args
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle

@@ -1,7 +1,8 @@
 """
 CABLE, FoX and ALiBi on a CPU: torch's own fused attention, with no bias in memory.
 
-    logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j) = [-g_i S_i, g_i, q_i / sqrt(d)] . [1, S_j, k_j]
+    logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j)
+             = [-g_i S_i, g_i, q_i / sqrt(d)] . [1, S_j, k_j]
 
 The two channels come first: a product adds in order, with one rounding for a multiplication and its
 sum, so the large numbers have cancelled before anything is rounded to their size. (How -g_i S_i is

@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import bench
 import data.text
@@ -11,7 +12,8 @@ import model_baseline
 import model_bert
 from common.device import peak_memory
 from common.names import is_encoder, make_model, models
-from common.spy import attention_module
+from common.spy import attention_module, plain_function
+from tests.examples import example, in_float32
 from tests.helpers import close, command, complaint, is_png
 
 FAST = "--repeats", 1, "--device", "cpu", "--out", "b.json"
@@ -47,12 +49,10 @@ def test_bench_measures_every_model_file(small, home):
     assert not any(name.startswith(("bert", "tra_")) or name == "cope_mlp" for name in names)
 
 
-def test_bench_measures_generating_and_memory(small, home):
-    words = "generate", "memory", "--models", "cable", "learned", "--lengths", 40
-    result, _ = measured(home, *words)
+def test_bench_measures_generating(small, home):
+    result, _ = measured(home, "generate", "--models", "cable", "learned", "--lengths", 40)
     row = result["generate"]["cable"]
     assert row["times_faster"] == pytest.approx(row["uncached_s"] / row["cached_s"])
-    assert list(result["memory"]) == ["nope", "cable", "learned"]
 
 
 def test_token_by_token_a_cache_writes_what_whole_texts_do(small, monkeypatch):
@@ -131,6 +131,16 @@ def test_bench_gpu_wants_a_gpu_and_equal_kernels(home, monkeypatch):
     assert set(asked) == {"fox"}
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("case", ["cable", "cable_nw", "fox"])
+def test_flex_attention_is_the_plain_function(case):
+    module, _, args = example(case)
+    plain = plain_function(module)
+    args = in_float32(args)
+    way = bench.flex(plain.__name__, 37, "cpu", flex_attention)
+    close(way(*args), plain(*args), 1e-5)
+
+
 def test_memory_of_one_call_beyond_its_inputs():
     """The literal form holds some matrices of 4,096 x 4,096 numbers, .27 GB each."""
     q, k, v = torch.randn(3, 1, 4, 4096, 8)
@@ -142,7 +152,7 @@ def test_memory_of_one_call_beyond_its_inputs():
 
 def test_an_encoders_attention_is_measured_by_one_that_sees_both_ways():
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    args = type("Args", (), dict(ways=("plain",)))
+    args = type("Args", (), dict(ways=("plain",), device=torch.device("cpu")))
     for name, literal in (("bert_nope", model_bert.literal), ("nope", model_baseline.literal)):
         model = make_model(dict(model=name, n_layer=1) | models()[name][1])
         functions = bench.ways(args, name, model, [(q, k, v)])
