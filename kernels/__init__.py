@@ -7,10 +7,11 @@ attend runs the faster way where there is one: Triton on a GPU (separable.py, co
 CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The plain function
 stays the truth. Before a way runs for the first time, it is compared with the very function it was
 given, in float32 and in the dtype it will have: outputs at this length, gradients on 37 and 300
-tokens; where the two differ the plain function runs, and one line says so. Beyond 1,024 tokens ways
-may leave out what has decayed: there a later token may move an earlier output by 1e-7. An edit that
-acts only on values that are not drawn here, such as a clamp of logits beyond 30, is not seen.
-torch.func and second derivatives need the plain function: enabled = False, --kernel off.
+tokens; where the two differ the plain function runs, and one line says so. Beyond 1,024 tokens, TRA
+on a GPU at any length, keys that have decayed may be left out, for a block of rows at a time: there
+a later token may move an earlier output by 1e-7. An edit that acts only on values that are not
+drawn here, such as a clamp of logits beyond 30, is not seen. torch.func and second derivatives need
+the plain function: enabled = False, --kernel off.
 
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 ROWS = 64     # query rows in a block
+MANY = 1024   # keys
 FAR = -1e30   # a logit that weighs exactly 0; in a row of minus infinities the weights are NaN
 sigmoid_backward = torch.ops.aten.sigmoid_backward
 
@@ -33,14 +34,24 @@ def stick_attention(q, k, v):
 
 
 def run(function, *args):
-    """None in half precision, and under torch.compile, which does better with plain functions."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    """
+    None in half precision, and under torch.compile, which does better with plain functions, but for
+    CoPE's with many keys.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    if torch.compiler.is_compiling() and (function != CoPE or args[1].size(2) < MANY):
         return None
     types = {x.dtype for x in args if x is not None}
     if types not in ({torch.float32}, {torch.float64}):
         return None
     if not torch.is_grad_enabled():  # then nothing is kept
         args = [x if x is None else x.detach() for x in args]
+    return apply(function, *args)
+
+
+@torch.compiler.disable
+def apply(function, *args):
     return function.apply(*args)
 
 

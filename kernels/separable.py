@@ -132,14 +132,14 @@ def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)                    # else ptxas (C7515) serializes the products
     K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
-    start = first_tile(First + (b * H + h) * Tq + r, r < Tq, diagonal, BN)
-    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
 
     acc = tl.zeros((BM, C), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt,
                                   diagonal, end, Tk, D, C, BN, LOG, True)
+    start = first_tile(First + (b * H + h) * Tq + r, r < Tq, diagonal, BN)
+    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt,
                                   start, diagonal, Tk, D, C, BN, LOG, False)
 
@@ -195,14 +195,14 @@ def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, sca
     end = tl.minimum(first + BM + Tk - Tq, Tk)
     tl.assume(diagonal < end)
     K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
-    start = first_tile(First + row, r < Tq, diagonal, BN)
-    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
 
     dq = tl.zeros((BM, C), tl.float32)
     dg = tl.zeros((BM,), tl.float32)
     dS = tl.zeros((BM,), tl.float32)
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt,
                            diagonal, end, Tk, D, C, BN, LOG, True)
+    start = first_tile(First + row, r < Tq, diagonal, BN)
+    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt,
                            start, diagonal, Tk, D, C, BN, LOG, False)
 

@@ -2,7 +2,7 @@
 What the compiler says about every Triton kernel, for a GPU that need not be here. jobs lists the
 kernels as they run, of compiles one and reads its machine code.
 
-    python -m tests.report     all of them, for an A100 and an H100, as JSON
+    python -m tests.report     all of them, for six generations of GPUs, as JSON
 """
 import itertools
 import json
@@ -93,7 +93,7 @@ def kind_of(name, constants, dtype):
 
 def assemble(ptx, target):
     """What ptxas says about a kernel; of the two that Triton brings, one knows this PTX."""
-    gpu = "sm_90a" if target == 90 else f"sm_{target}"
+    gpu = f"sm_{target}a" if target >= 90 else f"sm_{target}"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f:
         f.write(ptx)
         f.flush()
@@ -137,10 +137,10 @@ def count(loop, word):
 
 
 def every_kernel():
-    """For heads of 64 and 128, in bfloat16 and float32, on sm_80 and sm_90."""
+    """For heads of 64 and 128, in bfloat16 and float32, on sm_80 to sm_120."""
     rows = {}
     types = torch.bfloat16, torch.float32
-    for dtype, target, d in itertools.product(types, (80, 90), (64, 128)):
+    for dtype, target, d in itertools.product(types, (80, 86, 89, 90, 100, 120), (64, 128)):
         for name, fn, settings in jobs(d, dtype):
             where = f"{SHORT[dtype]}, d {d}, sm_{target}"
             rows[f"{name}, {where}"] = of(fn, settings, target, dtype)
@@ -148,5 +148,6 @@ def every_kernel():
 
 
 if __name__ == "__main__":
-    result = dict(command="python -m tests.report", environment=environment())
+    result = dict(command="python -m tests.report", triton=triton.__version__,
+                  environment=environment())
     print(json.dumps(result | dict(kernels=every_kernel()), indent=1))

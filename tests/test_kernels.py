@@ -129,6 +129,20 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
         assert fast(*args) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case, taken", [("tra", False), ("cope key P=5", True)])
+def test_what_counts_on_a_cpu_under_compile(case, taken, monkeypatch):
+    """CoPE's way is ahead of compiled plain functions from many keys on."""
+    module, _, args = example(case, 40, 40)
+    fast = kernels.ON_CPU[plain_function(module).__name__]
+    called, apply = [], kernels.cpu_count.apply
+    monkeypatch.setattr(kernels.cpu_count, "MANY", 30)
+    monkeypatch.setattr(kernels.cpu_count, "apply", torch.compiler.disable(
+        lambda *args: called.append(args) or apply(*args)))
+    y = torch.compile(fast, backend="eager")(*(x for x in args if x is not None))
+    assert (y is not None) == taken == bool(called)
+
+
 def test_what_the_cpus_way_leaves_to_the_plain_function():
     q, k, v, S, g, _ = example("cable")[2]
     cable = kernels.cpu.cable_attention
