@@ -40,7 +40,7 @@ def run(function, *args):
     """
     if torch.is_autocast_enabled("cpu"):
         return None
-    if torch.compiler.is_compiling() and (function != CoPE or args[1].size(2) < MANY):
+    if torch.compiler.is_compiling() and (function is not CoPE or args[1].size(2) < MANY):
         return None
     types = {x.dtype for x in args if x is not None}
     if types not in ({torch.float32}, {torch.float64}):
