@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 ROWS = 64     # query rows in a block
-MANY = 1024   # keys
+MANY = 1024   # keys from which CoPE is ahead of its plain function, compiled
 FAR = -1e30   # a logit that weighs exactly 0; in a row of minus infinities the weights are NaN
 sigmoid_backward = torch.ops.aten.sigmoid_backward
 
@@ -25,7 +25,7 @@ def tra_attention(q, k, v, log_decay):
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
     """cope_attention of model_cope.py, or None for what is left to that."""
-    return run(CoPE, q, k, v, pos_emb, gate_keys)
+    return run(CoPE, q, k, v, pos_emb, gate_keys, compiled_from=MANY)
 
 
 def stick_attention(q, k, v):
@@ -33,14 +33,14 @@ def stick_attention(q, k, v):
     return run(Stick, q, k, v)
 
 
-def run(function, *args):
+def run(function, *args, compiled_from=math.inf):
     """
-    None in half precision, and under torch.compile, which does better with plain functions, but for
-    CoPE's with many keys.
+    None in half precision, and under torch.compile, which does better with plain functions of fewer
+    than compiled_from keys.
     """
     if torch.is_autocast_enabled("cpu"):
         return None
-    if torch.compiler.is_compiling() and (function is not CoPE or args[1].size(2) < MANY):
+    if torch.compiler.is_compiling() and args[1].size(2) < compiled_from:
         return None
     types = {x.dtype for x in args if x is not None}
     if types not in ({torch.float32}, {torch.float64}):
