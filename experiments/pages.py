@@ -111,8 +111,8 @@ def otherwise(name, scale, run, runs):
         return differs
     if " ".join(f"{task['eval']} {row.eval}".split()) not in run["command"]:
         return f"scored by `{run['command']}`"
-    texts = [other["data"] for other in runs if other.get("task") == run.get("task")]
-    return "" if run["data"] == texts[0] else "another text than the first row's"
+    texts = [other["data"].get("sha256") for other in runs if other.get("task") == run.get("task")]
+    return "" if run["data"].get("sha256") == texts[0] else "another text than the first row's"
 
 
 def small(result, command):
