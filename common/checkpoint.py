@@ -45,10 +45,12 @@ def load_checkpoint(path):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         whole = KEYS <= checkpoint.keys()
+    except PermissionError:
+        raise
     except Exception:  # torch has many for a foreign file
         whole = False
     if not whole:
-        fail(f"{path} is not a whole checkpoint of this repository")
+        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
     return checkpoint
 
 
@@ -68,9 +70,14 @@ def at_test(config, changes):
     values = {}
     for change in changes:
         name, equals, value = change.partition("=")
-        if not equals or name not in choices:
-            fail(f"--set takes NAME=VALUE of what is a choice at test time, not {change}; in "
-                 f"{module.__name__}.py these are: {', '.join(choices)}")
+        if not equals:
+            fail(f"--set takes NAME=VALUE, not {change!r}")
+        if name not in types:
+            fail(f"--set {name}: {module.__name__}.py has no such setting: "
+                 f"{names.nearest(name, types)}")
+        if name not in choices:
+            fail(f"--set {name}: not a choice at test time; in {module.__name__}.py these are: "
+                 f"{', '.join(choices) or 'none'}")
         try:
             values[name] = types[name](value)
         except ValueError:

@@ -8,8 +8,8 @@ The two channels come first: a product adds in order, with one rounding for a mu
 sum, so the large numbers have cancelled before anything is rounded to their size. (How -g_i S_i is
 rounded is the same all along the row, which a softmax does not mind.) Products of few rows or keys
 add in another order, so these come in sixteens. It needs true float32: bfloat16 and TF32 are too
-coarse for S. Up to LONG keys this is one call, and no row sees anything
-of a later token. Beyond, keys that have decayed are left out (bounds.py):
+coarse for S. Up to LONG keys this is one call, and no row sees anything of a later token. Beyond,
+keys that have decayed are left out (bounds.py):
 
     keys      0 . . . . . start . . . . end
     rows      |  not read  |  seen  \\        rows of a head that look about as far, in order

@@ -17,6 +17,8 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--model classics", "model_classics.py does not answer to 'classics' but to learned, sinus"),
     ("--model cable --learning_rat 1", "arguments: --learning_rat 1"),
     ("--model rope --log_kernel", "arguments: --log_kernel"),
+    ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),
+    ("--data max_retrieval", "max_retrieval is numbers, not tokens"),
     ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder): did you mean stdlib?"),
     ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
     ("--batch_size 0", "--batch_size 0 must be at least 1"),

@@ -285,7 +285,8 @@ def test_the_page_in_a_browser(trained, visited):
 @pytest.mark.parametrize("width, large", [(390, 0), (1280, 0), (1920, 1)])
 def test_scenes_and_addresses_at_three_widths(visited, width, large):
     """Two scenes and the end; what the address says that is not there is left out."""
-    log, _ = visit(visited, ["press('guided')", "press('next')", "press('‹ back')", "press('end')"],
+    presses = ["press('guided')", "press('next')", "press('‹ back')", "press('end')"]
+    log, _ = visit(visited, presses,
                    f"large={large}", width)
     assert all(more["help"] and more["over"] <= 0 for *_, more in log)
     scenes = [more["scene"] for *_, more in log]

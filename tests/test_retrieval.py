@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import data.text
-from data import Options, corpora, pairs, retrieval
+from data import Options, corpora, pairs, retrieval, search
 from tests.helpers import (
     ENCODER_FLAGS,
     close,
@@ -346,6 +346,15 @@ def test_the_files_that_answer_best(tmp_path, capsys):
     for empty in (None, b"", b" \n ", "\ufeff\xa0".encode()):
         with pytest.raises(ValueError, match="the prompt is empty"):
             search(empty, bm25=True)
+
+
+def test_a_line_is_cut_at_words_around_what_is_asked():
+    line = " ".join(f"word{n}" for n in range(40))
+    assert search.snippet("  a   short\tone ", ["x"]) == "a short one"
+    for words, begins in ((["absent"], "word0 "), (["word3"], "word0 "), (["word30"], "word26 ")):
+        part = search.snippet(line, words)
+        assert part.startswith(begins) and len(part) <= search.WIDTH
+        assert set(part.removesuffix(" ...").split()) <= set(line.split())
 
 
 # -----------------------------------------------------------------------------

@@ -154,6 +154,25 @@ def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient(monkeypatch
         close(a, b, 1e-12)
 
 
+def test_tra_taken_apart_and_whole_again():
+    tra, parts = make("tra"), make("tra_plain", distance="survivors")
+    parts.load_state_dict(tra.state_dict())
+    idx = torch.randint(0, 61, (2, 30))
+    with torch.no_grad():
+        close(tra(idx)[0], parts(idx)[0], 1e-5)
+    with pytest.raises(ValueError, match="distance='far' is not one of survivors, plain, none"):
+        make("tra_plain", distance="far")
+
+
+def test_layers_start_as_torch_has_them():
+    """Uniform up to 1 / sqrt(inputs), so with a standard deviation of 1 / sqrt(3 inputs)."""
+    for name, weight in (("tra_torch_init", "h.0.mlp.c_proj.weight"),
+                         ("fire_torch_init", "pe.0.mlp.2.weight")):
+        _, fields = names.models()[name]
+        w = names.make_model(dict(model=name) | TINY | fields).state_dict()[weight]
+        assert 0.9 < w.std().item() * (3 * w.size(1))**0.5 < 1.1
+
+
 def test_hard_attention_with_learned_positions_by_hand():
     """The first block: x + position, then every head takes the key that it likes best."""
     model, calls = make("learned_hard").double(), []
