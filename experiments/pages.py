@@ -71,10 +71,10 @@ def markdown(result):
 
 
 def command_of(name, scale):
-    entry, part = find(name, scale)
+    _, part = find(name, scale)
     if "gone" in part:
         return f"made by {part['gone']}"
-    words = f"python reproduce.py {entry.get('runs', name)}"
+    words = f"python reproduce.py {name}"
     words += "" if scale == "cpu" else f" --scale {scale}"
     return f"`{words}`" + (f"; here {part['note']}" if "note" in part else "")
 
