@@ -160,7 +160,7 @@ def test_an_encoder_reads_16384_tokens(name):
         import torch
         from common import device, names
         torch.set_num_threads(1)
-        model = names.make_model(dict(model="{name}", n_layer=1, block_size=16384))
+        model = names.make_model(dict(model="{name}", n_layer=1, n_head=2, n_embd=64))
         with torch.no_grad():
             model.embed(torch.randint(1, 8195, (1, 16384)))
         print(device.peak_memory(torch.device("cpu")))"""

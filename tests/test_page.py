@@ -185,7 +185,7 @@ VISIT = """<script>(async () => {
     const shown = [...document.querySelectorAll(".lane")].filter(lane => !lane.hidden).length;
     const box = document.querySelector(".holder"), wide = document.documentElement.scrollWidth;
     log.push([where.textContent.match(/(?<=token )\\d+(?= “)/g).map(n => n - 1), numbers,
-      { shown, held: page.className === "held", outlined: box.getAttribute("x") / cell,
+      { shown, held: page.classList.contains("held"), outlined: box.getAttribute("x") / cell,
         help: document.querySelector(".help").checkVisibility(), over: wide - innerWidth,
         scene: scene.checkVisibility() && scene.textContent }]);
   }
@@ -288,7 +288,7 @@ def test_scenes_and_addresses_at_three_widths(visited, width, large):
     presses = ["press('guided')", "press('next')", "press('‹ back')", "press('end')"]
     log, _ = visit(visited, presses,
                    f"large={large}", width)
-    assert all(more["help"] and more["over"] <= 0 for *_, more in log)
+    assert all(more["help"] == (not more["scene"]) and more["over"] <= 0 for *_, more in log)
     scenes = [more["scene"] for *_, more in log]
     assert scenes[0] is scenes[4] is False
     assert scenes[1].startswith("1 of 2: First") and scenes[2].startswith("2 of 2: Second")
