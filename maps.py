@@ -249,7 +249,8 @@ def draw_steps(ax, parts):
     """Bars for the steps; a line for the distances, with a gap where a key is dropped."""
     T, far = range(len(parts["step"])), ax.twinx()
     ax.bar(T, parts["step"], color="#9ecae1", edgecolor="#6baed6", lw=0.4, width=0.85)
-    ax.set_ylim(0, 1.15 * max(parts["step"].max(), 1e-9))
+    low, high = min(0, parts["step"].min()), max(parts["step"].max(), 1e-9)
+    ax.set_ylim(1.15 * low, 1.15 * high)  # of a fork a step may be below 0
     distance = np.where(np.isinf(parts["bias"]), np.nan, parts["distance"])
     far.plot(T, distance, color="black", lw=1, marker=".", ms=4)
     far.set_ylim(0, 1.15 * max(parts["distance"].max(), 1e-9))

@@ -63,14 +63,14 @@ def listing():
         for name, entry in module.ENTRIES.items():
             for scale in ("cpu", "paper"):
                 if scale in entry:
-                    print(f"  {name:22} --scale {scale:5}  {expected(name, scale)}")
+                    todo = planned(parse([name, "--scale", scale]))
+                    print(f"  {name:22} --scale {scale:5}  {expected(name, scale, todo)}")
     print("\nTimes are of all runs one after the other, as they were measured; --jobs 2 takes "
           "half. What is\nthere is not made anew. Make one with: python reproduce.py NAME --jobs 2")
 
 
-def expected(name, scale):
-    """How long an entry takes, and how much of it is there."""
-    todo = planned(parse([name, "--scale", scale]))
+def expected(name, scale, todo):
+    """How long these runs of an entry take, and how many of them are there."""
     seconds = jobs.measured(name, scale) or 60 * experiments.find(name, scale)[1].get("minutes", 0)
     took = jobs.duration(len(todo) * seconds) if seconds else "not measured"
     there = sum(job.done for job in todo)
@@ -119,7 +119,7 @@ def dry_run(args, todo):
             print(f"{job.name}: {size:,} parameters", flush=True)
         except (Exception, SystemExit) as e:  # a model file of yours may fail in any way
             broken.append(f"{job.name} cannot be built: {e}")
-    print(f"{args.entry} --scale {args.scale}: {expected(args.entry, args.scale)}")
+    print(f"{args.entry} --scale {args.scale}: {expected(args.entry, args.scale, todo)}")
     if broken:
         fail("\n".join(broken))
 

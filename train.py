@@ -161,7 +161,8 @@ def fail_not_finite(model, loss, it):
     bad = [name for name, p in model.named_parameters()
            if p.grad is not None and not p.grad.isfinite().all()]
     what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
-    fail(f"{what} is not finite at iter {it}; a lower --learning_rate may help")
+    help_ = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
+    fail(f"{what} is not finite at iter {it}; {help_}")
 
 
 # -----------------------------------------------------------------------------

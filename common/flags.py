@@ -3,6 +3,7 @@ import argparse
 import inspect
 import re
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.endswith("expected one argument"):
             message += ", and one that begins with - after a =, as in --prompt=-foo"
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)|$", message)[1] or ""
+        for flag in get_close_matches(unknown, self._option_string_actions, 1, cutoff=0.82):
+            message += f"; did you mean {flag}?"
         fail(message)
 
 

@@ -70,7 +70,7 @@ def new_settings(argv, description=None):
     unknown = preset.keys() - has.union(*of_models)  # some are for some models only
     if unknown:
         fail(f"{task.__module__}: defaults has {', '.join(unknown)}, which is not a flag")
-    preset = preset | variant | dict(size=size, model=model)
+    preset = dict(block_size=task.block_size) | preset | variant | dict(size=size, model=model)
     parser.set_defaults(**{name: value for name, value in preset.items() if name in has})
     c = parser.parse_args(argv)
     del c.resume

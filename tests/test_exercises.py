@@ -84,6 +84,8 @@ def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypat
     assert re.search(r"is -?[\d.]+\n$|is -inf\n$", said)
     monkeypatch.setattr(exercises, name, lambda q, *_: q)
     assert f"shape (7, 7), and returns {tuple((7, 4))}" in wrong(home, name)
+    monkeypatch.setattr(exercises, name, lambda: 0)
+    assert wrong(home, name) == f"{name}: its error is above\n"
 
 
 def wrong(home, name):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common import names
+from common.settings import new_settings
 from tests.helpers import (
     ROOT,
     TINY_FLAGS,
@@ -116,6 +117,7 @@ def readmes_task():
 
 def test_the_readmes_task_in_every_command(tasks, home):
     write_task(tasks, "parity", readmes_task())
+    assert new_settings(["--data", "parity"]).block_size == 32
     out, _ = command(home, "train.py", "--data", "parity", "--max_iters", 2, *TINY_FLAGS)
     run = home / "out" / "cable-parity-nano"
     assert "$ python eval.py" in out and is_png(run / "eval.png")

@@ -126,6 +126,6 @@ def test_set_changes_a_run_at_test_time(home):
     assert log_of(home / "run") and (home / "run" / "ckpt.pt").read_bytes() == before
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
     for change, says in (("repiar=pi", "did you mean repair?"), ("repair=yam", "is not one of pi"),
-                         ("n_head=1", "not a choice at test time; in model_rope.py these are: r"),
+                         ("n_head=1", "not a choice of model_rope.py at test time: choose"),
                          ("repair", "--set takes NAME=VALUE")):
         assert says in complaint(home, "eval.py", "run", "--set", change)
