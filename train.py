@@ -121,15 +121,18 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        if origin["config"]["model"] != c.model:
-            fail(f"--init_from {c.init_from}: it is a {origin['config']['model']}, not a {c.model}")
+        for name in ("model", "tokenizer"):  # a task of symbols has no tokenizer
+            theirs, ours = origin["config"].get(name), getattr(c, name, None)
+            if theirs and ours and theirs != ours:
+                fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
     if rank:
         dist.barrier()  # the first one prepares the data
     task = names.make_task(vars(c), origin["kept"] if origin else ())
     if world > 1 and not rank:
         dist.barrier()
     if saved and task.source != saved["source"]:
-        fail("the text has changed since the run was trained on it")
+        fail("the text has changed since the run was trained on it; begin a new run, with "
+             "--init_from to keep its weights")
     if c.batch_size < task.least_batch * world:
         fail(f"this task needs a --batch_size of at least {task.least_batch} for each process")
     setattr(c, task.text_flag, getattr(task, task.text_flag))  # a path is absolute now
@@ -289,7 +292,7 @@ def main(argv=None):
         dist.barrier()
         dist.destroy_process_group()
     if it < c.max_iters:
-        print(f"interrupted after iter {it}, saved; continue with: train.py --resume {out}")
+        print(f"interrupted after iter {it}, saved; continue with: python train.py --resume {out}")
         sys.exit(130)
     print(f"trained {it} iters in {seconds:.0f} s, best val loss {best_val_loss:.4f}; "
           f"{out}/ckpt.pt is the last, best.pt the best")

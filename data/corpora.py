@@ -294,9 +294,8 @@ def hub(repository, config, **kwargs):
     except Exception as e:  # the library's own errors for "offline" are many
         reason = (str(e).splitlines() or [""])[0]
         raise ValueError(
-            f"could not load {what} ({type(e).__name__}: {reason}). A download that broke off "
-            "continues when you are online again. Offline: --data stdlib, or your own file or "
-            "folder (of an encoder's task --corpus)") from e
+            f"could not load {what} ({type(e).__name__}: {reason}). Offline: --data stdlib, or "
+            "your own file or folder (of an encoder's task --corpus)") from e
 
 
 def wikitext():

@@ -103,9 +103,10 @@ def bm25_scores(queries, documents, k1=1.2, b=0.75):
 def search_folder(run, folder, prompt, device, context, bm25=True):
     """Print which files of a folder answer a prompt, bytes, best, and up to three lines of each."""
     asked = (prompt or b"").decode("utf-8", "replace").strip("\ufeff").strip()
-    if not asked:
-        raise ValueError("the prompt is empty: a search needs words")
-    T, files, words = run.config["block_size"], read_files(folder), words_of(asked)
+    words = words_of(asked)
+    if not words:
+        raise ValueError("the prompt has no word: a search needs one")
+    T, files = run.config["block_size"], read_files(folder)
     names, vectors = list(files), kept_vectors(run, device, context)
     encoding = get_encoding(run.config["tokenizer"])
     table = cut_to(run.checkpoint["kept"]["vocabulary"])

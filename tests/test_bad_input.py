@@ -57,7 +57,7 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--model cope_alibi --slopes 1,two", "slopes='1,two'"),
     ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
-    ("--init_from rope", "it is a rope, not a cable"),
+    ("--init_from rope", "its model is rope, not cable"),
 ])
 def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
     if "cuda" in flags and torch.cuda.is_available():

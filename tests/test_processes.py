@@ -69,7 +69,7 @@ def test_an_interrupt_and_on(repo, sign):
             break
     rest, err = broken.communicate(timeout=60)
     assert broken.returncode == 130 and "Traceback" not in err
-    assert f"continue with: train.py --resume out/broken-{sign}" in rest
+    assert f"continue with: python train.py --resume out/broken-{sign}" in rest
     assert 7 <= torch.load(repo / f"out/broken-{sign}/ckpt.pt", weights_only=True)["iter"] < 200
     command(repo, "train.py", "--resume", f"out/broken-{sign}", "--no-evaluate")
     same_run(repo / f"out/whole-{sign}", repo / f"out/broken-{sign}")

@@ -343,8 +343,8 @@ def test_the_files_that_answer_best(tmp_path, capsys):
     assert search(prompt, bm25=False) == lines and not calls  # kept beside the run
     first, *_ = search(b"query", bm25=True)
     assert re.match(r"long.py:202  word .* query and words$", first) and len(first) < 100
-    for empty in (None, b"", b" \n ", "\ufeff\xa0".encode()):
-        with pytest.raises(ValueError, match="the prompt is empty"):
+    for empty in (None, b"", b" \n ", "\ufeff\xa0".encode(), b"?! --- ..."):
+        with pytest.raises(ValueError, match="the prompt has no word"):
             search(empty, bm25=True)
 
 
@@ -447,7 +447,7 @@ def test_what_an_encoder_refuses(library, trained):
             ((*start, "--corpus", "few"), "has a single document to search in its test split"),
             ((*start, "--corpus", "fineweb_edu"), "too large to search"),
             (("sample.py", "r"), "writes no text; an encoder that was trained on pairs searches"),
-            (("sample.py", "r", "--data", "library"), "the prompt is empty: a search needs words"),
+            (("sample.py", "r", "--data", "library"), "the prompt has no word: a search needs one"),
             (("sample.py", "r", "--prompt", "x", "--data", "gone"), "no such corpus"),
             (("sample.py", "m", "--prompt", "x", "--data", "library"), "m/ckpt.pt was trained on"),
             (("sample.py", trained / "cable", "--data", "library"), "--data is to search with an"),

@@ -129,7 +129,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(home, monkeypatch):
     with monkeypatch.context() as patch:
         interrupted(patch, at=13)  # the first half of step 7
         out, _ = command(home, "train.py", *flags, "--out_dir", "broken", code=130)
-    assert "interrupted after iter 7, saved; continue with: train.py --resume broken" in out
+    assert "interrupted after iter 7, saved; continue with: python train.py --resume broken" in out
     assert torch.load(home / "broken" / "ckpt.pt", weights_only=True)["iter"] == 7
     with open(home / "broken" / "log.jsonl", "a") as f:  # what a kill leaves: lines that the
         f.write(json.dumps(dict(iter=8, loss=99.0)) + "\n")  # checkpoint does not know
