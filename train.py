@@ -164,8 +164,8 @@ def fail_not_finite(model, loss, it):
     bad = [name for name, p in model.named_parameters()
            if p.grad is not None and not p.grad.isfinite().all()]
     what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
-    help_ = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
-    fail(f"{what} is not finite at iter {it}; {help_}")
+    advice = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
+    fail(f"{what} is not finite at iter {it}; {advice}")
 
 
 # -----------------------------------------------------------------------------
