@@ -1,10 +1,10 @@
 """
 Post-Norm can Resharpen Attention
 
-By Zsámboki, Levi, Smith, Kagalwala, Kell, Liechty and Wang (arXiv 2510.08341; its first version has
-another title). Random searches over small models (section 5.2), far smaller than the paper's. Our
-copy of the paper has lost its tables and many numbers: the ranges of the hyper-parameters are ours,
-and what a note says. The GPT's weights start as in every other file here.
+By Zsámboki, Levi, Smith, Kagalwala, Kell, Liechty and Wang (arXiv 2510.08341; its first version
+has another title). Random searches over small models (section 5.2), far smaller than the paper's.
+The ranges of the hyper-parameters are ours, and what a note says. The GPT's weights start as in
+every other file here.
 """
 from experiments.minimal import SCHEMES
 

@@ -422,7 +422,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 @pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
-    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 90, 60)])
+    (64, torch.bfloat16, 80, 200), (128, torch.bfloat16, 90, 60), (64, torch.float32, 90, 400)])
 def test_what_the_machine_code_says(d, dtype, target, most):
     """
     No forward kernel spills, and backward little; nothing that uses wgmma is serialized (C7515);
