@@ -59,7 +59,7 @@ def small_model(task, scheme):
 
 
 def draw_trial(rng, peak=1e-2):
-    """One trial's hyper-parameters, in ranges that are ours: our copy of the paper has none."""
+    """One trial's hyper-parameters, in ranges that are ours."""
     def log_uniform(low, high):
         return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
