@@ -69,7 +69,7 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
 
 
 LENGTHS = [(name, T) for name in ("fox", "cable", "tra", "cope") for T in (30, 300)
-           if T == 30 or not INTERPRET or name == "fox"]  # the interpreter is slow
+           if T == 30 or not INTERPRET]  # the interpreter is slow
 
 
 @pytest.mark.parametrize("name, T", LENGTHS)
@@ -83,7 +83,7 @@ def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, T, fork, ca
     assert capsys.readouterr().err == ""
 
 
-def test_an_edit_that_shows_late_is_caught_late_interpreted_too(fork, capsys):
+def test_an_edit_that_shows_late_is_caught_late(fork, capsys):
     """A window of 300 tokens is full attention until a longer call comes."""
     module = fork("fox", FOX_WINDOW)
     _, short = arguments("fox", 200)

@@ -268,10 +268,10 @@ def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
 @pytest.mark.parametrize("case", [*FORKED, "cable_nw", "k_cable", "cope sep P=5"])
 def test_saved_tensors_may_come_back_in_another_layout_interpreted_too(case):
     """A hook on saved tensors, as for offloading, may make them contiguous."""
-    module, _, args = example(case, Tq=70, Tk=70, B=1, H=2, d=16)
+    module, _, args = example(case, Tq=20, Tk=20, B=1, H=2, d=16)
     fast = WAYS[plain_function(module).__name__]
     inputs = [x.float().to(DEVICE) for x in args if torch.is_tensor(x)]
-    inputs[:3] = [x.to(DEVICE) for x in (heads(1, 2, 70, 16) for _ in range(3))]
+    inputs[:3] = [x.to(DEVICE) for x in (heads(1, 2, 20, 16) for _ in range(3))]
 
     def f(*tensors):
         tensors = iter(tensors)
