@@ -121,9 +121,9 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        for name in ("model", "tokenizer"):  # a task of symbols has no tokenizer
+        for name in ("model", "tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
             theirs, ours = origin["config"].get(name), getattr(c, name, None)
-            if theirs and ours and theirs != ours:
+            if None not in (theirs, ours) and theirs != ours:  # symbols have no tokenizer
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
     if rank:
         dist.barrier()  # the first one prepares the data

@@ -6,7 +6,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import ROOT, fail
+from common.files import fail
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
@@ -21,7 +21,7 @@ class Run(NamedTuple):
 
 def checkpoints():
     """The last checkpoint of every run under out/, the newest first."""
-    paths = sorted((ROOT / "out").rglob("ckpt.pt"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(Path("out").rglob("ckpt.pt"), key=lambda path: path.stat().st_mtime)
     return paths[::-1]
 
 

@@ -24,6 +24,8 @@ class Parser(argparse.ArgumentParser):
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)|$", message)[1] or ""
         for flag in get_close_matches(unknown, self._option_string_actions, 1, cutoff=0.82):
             message += f"; did you mean {flag}?"
+        if unknown and self.epilog:
+            message += f". {self.epilog}"
         fail(message)
 
 

@@ -86,6 +86,7 @@ def resumed_settings(saved, argv, description=None):
     config = asdict(RunConfig()) | saved["config"]
     text_flag = "corpus" if "corpus" in config else "data"
     parser = training_parser(description)
+    parser.epilog = "A run that is resumed keeps all other settings."
     flags.add_flag(parser, text_flag, str, "where the text lies now")
     flags.add_flag(parser, "max_iters", int, "optimizer steps", config["max_iters"])
     flags.add_fields(parser, "run", RunConfig, skip=("out_dir", "dtype"))

@@ -58,6 +58,7 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
     ("--init_from rope", "its model is rope, not cable"),
+    ("--init_from cable --norm post", "its norm is pre, not post"),
 ])
 def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
     if "cuda" in flags and torch.cuda.is_available():
@@ -72,7 +73,7 @@ def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
 
 
 @pytest.mark.parametrize("flags, says", [
-    ("cable --n_layer 3", "arguments: --n_layer"),
+    ("cable --n_layer 3", "arguments: --n_layer 3. A run that is resumed keeps all other settings"),
     ("cable --log_interval 0", "--log_interval 0 must be at least 1"),
     ("cable --max_iters 1", "--max_iters 1: the run is at iter 2 already"),
     ("rope --data notes", "notes has 257 tokens, the model 5"),
