@@ -17,6 +17,7 @@ scaled_dot_product_attention on the same q, k and v.
 Candidates take turns: a noisy machine disturbs all alike. A time is the median
 of --repeats, but for generate, which runs once.
 """
+import ctypes
 import itertools
 import shlex
 import statistics
@@ -65,6 +66,7 @@ def extra_memory(device, f, *args):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     elif resident.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed
         resident.write_text("5", encoding="utf-8")  # a new peak begins
     before = peak_memory(device)
     f(*args)
