@@ -2,14 +2,14 @@
 from experiments.tables import markdown
 
 HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
-             times_nope="times nope's", peak_GB="peak memory, GB", cached_s="s with the cache",
-             uncached_s="s without", times_faster="times as long without")
+             times_nope="times nope's", cached_s="s with the cache", uncached_s="s without",
+             times_faster="times as long without")
 
 
 def bench_table(result):
     """Whatever a JSON of bench.py has measured."""
     texts = []
-    by_model = {k: result[k] for k in ("train", "decode", "memory", "generate") if k in result}
+    by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
     if by_model:
         texts.append(models_table(by_model))
     if "attention" in result:
