@@ -32,7 +32,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from common.checkpoint import check_text, load_run
 from common.device import environment, kernels, peak_memory, setup
-from common.files import ROOT, fail, in_one_line, script, write_json
+from common.files import ROOT, fail, in_one_line, write_json
 from common.flags import Parser, add_run_flags
 from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
 from common.spy import attention_module, plain_function, spy
@@ -343,8 +343,6 @@ def main(argv=None):
         args.keep = keep
         keep(WHAT[what](args))
     print(f"wrote {out}")
-    if "attention" in result:
-        script("plot.py", "attention", out)
 
 
 if __name__ == "__main__":

@@ -342,12 +342,9 @@ def steps_by_sort(run, args):
         seen = np.tri(x.size(1), dtype=bool) & (y[0] != -1).numpy()[:, None]  # (T, T)
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
         sorts = task.sorts(x[0].numpy())
-        if args.pairs:  # the first token has none before it
-            sorts = [None, *map(" ".join, zip(sorts, sorts[1:]))]
         for sort, step, queries in zip(sorts, np.moveaxis(steps, -1, 0), seen.sum(0)):
             total[sort] += step  # (layers, H)
             times[sort] += queries
-    times.pop(None, None)
     sorts = sorted(sort for sort, queries in times.most_common(MOST_SORTS) if queries)
     if len(times) > len(sorts):
         print(f"{len(times) - len(sorts)} rarer sorts are not shown")
@@ -519,10 +516,8 @@ def parse(argv):
     add("--layer", type=int, default=-1, help="default: the last")
     add("--kinds", nargs="+", choices=PARTS, metavar="KIND",
         help=f"which of {' '.join(PARTS)}; default: the first four, as far as the model has them")
-    add = figures.choices["counts"].add_argument
-    add("--sequences", type=int, default=200, help="how many (default: 200)")
-    add("--pairs", action="store_true",
-        help="a sort is a token and the one before it: `w 0` apart from `i 0`")
+    figures.choices["counts"].add_argument("--sequences", type=int, default=200,
+                                           help="how many (default: 200)")
     figures.choices["play"].add_argument("--guide", help="Markdown: its introduction and scenes")
     args = parser.parse_args(argv)
     if min(args.seed, np.min(args.length), vars(args).get("sequences", 1) - 1) < 0:

@@ -7,7 +7,6 @@ JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behi
     python plot.py ndcg out/bert_cable-retrieval-nano/eval.json  nDCG by document length
     python plot.py curves out/cable-stdlib-nano out/rope-*       learning curves
     python plot.py errors out/tra-flipflop-* out/cope-*          a task's scores by training step
-    python plot.py attention results/bench.attention.cpu.json    time by length
 
 A path is a JSON, a folder of them (results/runs/cable_table1.cpu) or the folder of a run; several
 are drawn together. Runs that differ only in the seed become one line, their mean, and their range
@@ -460,37 +459,12 @@ def smooth(ys):
 
 
 # -----------------------------------------------------------------------------
-# speed
-
-def attention(args):
-    """Time beside scaled_dot_product_attention's, by length: forward, and with backward."""
-    result, groups = read_json(args.paths[0]), {}
-    if not result.get("attention"):
-        fail(f"{args.paths[0]} has no times: make it by python bench.py attention")
-    for T, by_name in result["attention"].items():
-        for name, times in by_name.items():
-            groups.setdefault(name, [{}])[0][T] = times
-    titles = dict(forward_of_sdpa="forward", both_of_sdpa="forward and backward")
-
-    def points(row, key):
-        return {T: times[key] for T, times in row.items() if key in times}
-    fig, axes = figure(by_panel(groups, titles, points), "length (tokens)")
-    for ax in axes.flat:
-        length_axis(ax)
-        ax.set_yscale("log", base=2)
-        ax.yaxis.set_major_formatter("{x:g}")
-    axes[0, 0].set_ylabel("time, scaled_dot_product_attention = 1")
-    fig.suptitle(result["environment"]["gpu"] or result["environment"]["cpu"], fontsize=10)
-    save(fig, args)
-
-
-# -----------------------------------------------------------------------------
 # command line
 
 def main(argv=None):
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
-    for function in (lengths, scores, positions, ndcg, curves, errors, attention):
+    for function in (lengths, scores, positions, ndcg, curves, errors):
         p = commands.add_parser(function.__name__, description=function.__doc__)
         p.set_defaults(draw=function)
         p.add_argument("paths", nargs="+", help="JSONs, folders of them, or folders of runs")

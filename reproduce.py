@@ -131,9 +131,6 @@ def make(args, todo):
     if args.add:
         folder = os.path.relpath(runs.added_folder(args.entry, args.scale, args.add))
         print(f"after an edit of {args.add} remove {folder}, for what is there is used", flush=True)
-    _, part = experiments.find(args.entry, args.scale)
-    if missing and "gone" in part:
-        fail(f"{args.entry} cannot be made any more: it is of {part['gone']}")
     try:
         return jobs.work(missing, args.jobs, args.device)
     except KeyboardInterrupt:

@@ -41,7 +41,7 @@ class Task:
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
     from `rng` alone: the same seed gives the same batch on every machine. `forward`, `score`,
-    `contrast`, `target`, `answer`, `distance` and `holder` are given torch tensors.
+    `contrast`, `target`, `answer` and `holder` are given torch tensors.
     """
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
@@ -65,14 +65,11 @@ class Task:
     # contrast(logits, x) -> a logit (B, T), and whether it should be high: gives the ROC AUC
     # answer(x, y) -> (B,) int64, a sequence's one right answer: gives the first metric by answer,
     #     and what always giving the commonest one would get
-    # distance(x, y) -> (B,) int64, how many tokens back lies what a sequence asks for: gives the
-    #     first metric by distance, in powers of two
     # holder(x) -> (B, T) int64, which token says what is asked for at each, -1 where nothing is:
     #     maps.py opens a page at the head that looks there
     target = None
     contrast = None
     answer = None
-    distance = None
     holder = None
     # for sample.py: encoding(config), the tiktoken Encoding in which a model writes text, or
     # search(run, folder, prompt, ...), see data/retrieval.py; both are called on the class
@@ -266,11 +263,10 @@ def score_splits(row, run, task, T, splits, options):
 def task_scores(model, task, split, options):
     """
     Over new sequences of a split, the same for every model -> {metric: dict(value, low, high)}, and
-    what of these the task knows: tvd and auc, a list by position; by_answer and by_distance, {key:
-    [sequences, the first metric]}, distances in powers of two: 1, 2 to 3, 4 to 7, ... tokens.
-    Numbers become float64 on the CPU alone.
+    what of these the task knows: tvd and auc, a list by position; by_answer, {answer: [sequences,
+    the first metric]}. Numbers become float64 on the CPU alone.
     """
-    counts, contrast, distance, keys, details = {}, [], [], {}, {}
+    counts, contrast, distance, answers, details = {}, [], [], [], {}
     for x, y in new_batches(task, split, options):
         with options.context:
             logits, _ = task.forward(model, x, y)
@@ -283,10 +279,7 @@ def task_scores(model, task, split, options):
         if task.target:
             distance.append(tvd(logits, task.target(x)).cpu().numpy())
         if task.answer:
-            keys.setdefault("by_answer", []).append(task.answer(x, y).cpu().numpy())
-        if task.distance:
-            _, power = np.frexp(task.distance(x, y).cpu().numpy())  # 5 is .625 * 2^3: 4 to 7
-            keys.setdefault("by_distance", []).append(1 << power - 1)
+            answers.append(task.answer(x, y).cpu().numpy())
 
     scores = {}
     for metric, pairs in counts.items():
@@ -299,9 +292,9 @@ def task_scores(model, task, split, options):
         details["tvd"] = np.concatenate(distance).mean(0).tolist()
     if task.contrast:
         details["auc"] = auc(*joined(contrast)).tolist()
-    first = next(iter(counts.values()))
-    for name, parts in keys.items():
-        details[name] = by_group(np.concatenate(parts), *first)
+    if task.answer:
+        first = next(iter(counts.values()))
+        details["by_answer"] = by_group(np.concatenate(answers), *first)
     return scores, details
 
 
@@ -333,12 +326,11 @@ def print_scores(split, scores, details):
         value, low, high = (100 * score[k] for k in ("value", "low", "high"))
         start = "" if n else split
         print(f"  {start:10}{metric:16}{value:8.3f}  [{low:.3f}, {high:.3f}]", flush=True)
-    for name in details:
-        if name.startswith("by_"):
-            rates = details[name].items()
-            cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in rates]
-            line = f"{next(iter(scores))} {name.replace('_', ' ')}: {', '.join(cells)}"
-            print(textwrap.indent(textwrap.fill(line, 86), " " * 12))
+    if "by_answer" in details:
+        rates = details["by_answer"].items()
+        cells = [f"{key}={100 * rate:.2f} of {n:,}" for key, (n, rate) in rates]
+        line = f"{next(iter(scores))} by answer: {', '.join(cells)}"
+        print(textwrap.indent(textwrap.fill(line, 86), " " * 12))
 
 
 # -----------------------------------------------------------------------------

@@ -7,8 +7,7 @@ task and its sizes ours.)
 n_pairs pairs of a key and a value, a token each, are scattered through filler; no two have the same
 key. The last token asks for a key: loss and score count the pair that it is in, which has to be
 read, however far back it is. A longer string has as many pairs and more filler, so it asks for
-nothing but to look farther. Scored also by the distance from the question to the pair. Every batch
-is drawn anew.
+nothing but to look farther. Every batch is drawn anew.
 """
 from dataclasses import dataclass
 
@@ -58,11 +57,6 @@ class Task(data.Task):
         np.put_along_axis(x, places, pair, axis=1)
         x[:, -1], y[:, -1] = KEYS + key[row, asked], pair[row, asked]
         return x, y
-
-    def distance(self, x, y):
-        """How many tokens back the pair is."""
-        place = (x == y[:, -1:]).long().argmax(1)
-        return x.size(1) - 1 - place
 
     def show(self, x):
         keys = [chr(ord("a") + k) if k < 26 else f"k{k}:" for k in range(self.n_keys)]

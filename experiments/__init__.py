@@ -26,9 +26,8 @@ and where it needs them
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
-(what differs from the paper), minutes (of a run that was not measured yet), published_at (the
-window lengths of the paper's numbers, which then stand beside ours) and gone (which commits made
-it, where today's code cannot).
+(what differs from the paper), minutes (of a run that was not measured yet) and published_at (the
+window lengths of the paper's numbers, which then stand beside ours).
 """
 import functools
 import importlib
@@ -86,12 +85,7 @@ def files():
 
 def entries():
     """{name: entry} of all files."""
-    both = {}
-    for module in files():
-        for name in both.keys() & module.ENTRIES.keys():
-            fail(f"two files of experiments/ have an entry {name}: rename it in one of them")
-        both |= module.ENTRIES
-    return both
+    return {name: entry for module in files() for name, entry in module.ENTRIES.items()}
 
 
 def find(name, scale):

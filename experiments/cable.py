@@ -92,12 +92,6 @@ ENTRIES = {
         cpu=RETRIEVAL | dict(note="the runs that are there are older than the flag: made where the "
                                   "mean was the only way", train="--data retrieval --pool mean",
                              rows=encoders(1, "cable", "alibi", "rope"))),
-    "cable_table2_unscaled": dict(
-        title="CABLE, Table 2 with embeddings as small as they start, not times sqrt(C)",
-        published="cable_table2", first="cable_fig5",
-        cpu=RETRIEVAL | dict(rows=encoders(1, "cable", "alibi"), gone=(
-            "the commits before 720e00a, by `python reproduce.py cable_table2 --seeds 1 --rows "
-            "cable alibi`"))),
 }
 
 NUMBERED = {

@@ -110,16 +110,6 @@ TASKS = dict(
     recall=task("recall", QK, "--sequences 1000 --lengths 64 1024", 500),
     set_complement=task("set_complement", f"{QK} --n 16 --block_size 4", "--sequences 1000", 2000),
     dyck=task("dyck", QK, "--sequences 1000", 1000))
-PAPER = f"--size paper {QK}"
-PAPER_TASKS = dict(
-    text=task("wikitext103", "--size tiny --norm pre --no-qk_norm --batch_size 64 "
-              "--gradient_accumulation_steps 2", "--lengths 1024 4096 16384 --strided", 9000),
-    flipflop=task("flipflop", PAPER, "--sequences 2000 --lengths 512 8192", 25000),
-    selective_copy=task("selective_copy", PAPER, "--sequences 10000", 100000),
-    counting=task("counting", PAPER, "--sequences 10000", 15625),
-    recall=task("recall", PAPER, "--sequences 2000 --lengths 512 8192", 25000),
-    set_complement=task("set_complement", PAPER, "--sequences 10000", 100000),
-    dyck=task("dyck", PAPER, "--sequences 10000", 100000))
 
 # those that recall's rate of 3e-3 does not teach it in time
 SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
@@ -129,9 +119,7 @@ ENTRIES = {
     "matrix": dict(
         title="What can each one do? Every method on every task",
         columns=COLUMNS,
-        cpu=dict(minutes=4, tasks=TASKS, rows=ROWS),
-        # one P for all tasks: copying 256 symbols takes more than 257 positions, counting has 513
-        paper=dict(tasks=PAPER_TASKS, rows=ROWS | {"cope": Row("--model cope --P 513")})),
+        cpu=dict(minutes=4, tasks=TASKS, rows=ROWS)),
     "recall": dict(
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",

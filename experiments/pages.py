@@ -72,8 +72,6 @@ def markdown(result):
 
 def command_of(name, scale):
     _, part = find(name, scale)
-    if "gone" in part:
-        return f"made by {part['gone']}"
     words = f"python reproduce.py {name}"
     words += "" if scale == "cpu" else f" --scale {scale}"
     return f"`{words}`" + (f"; here {part['note']}" if "note" in part else "")
@@ -102,8 +100,6 @@ def otherwise(name, scale, run, runs):
     """In what a run is not what its entry says today, in words."""
     entry, part = find(name, scale)
     row, task = part["rows"][run["label"]], by_task(part)[run.get("task", "")]
-    if "gone" in part:
-        return ""
     train = part["rows"][row.of or run["label"]].train
     first = run["config"].get("init_from", "")
     differs = differing(run["config"], start_of(task, train, run["seed"], first)[2:])

@@ -45,21 +45,18 @@ def attention_table(by_length):
     heads = []
     for T, way in columns:
         what = dict(forward="forward", both="forward and backward")[way]
-        ms = by_length[T][reference].get(f"{way}_ms")
-        took = f"{ms:,.0f} ms" if ms else "failed"
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {took})")
+        ms = by_length[T][reference][f"{way}_ms"]
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {ms:,.0f} ms)")
     lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
                       for T, way in columns)] for name in names]
     return markdown([f"times {reference} (GB)", *heads], lines)
 
 
 def attention_cell(row, way, reference):
-    cell = "failed" if f"{way}_failed" in row else "-"
-    if f"{way}_ms" in row:  # and no time to compare it with
-        cell = f"{row[f'{way}_ms']:,.1f} ms"
-    if f"{way}_of_{reference}" in row:
-        cell = f"{row[f'{way}_of_{reference}']:.2f}"
-    return cell + (f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else "")
+    if f"{way}_ms" not in row:
+        return "-"
+    memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
+    return f"{row[f'{way}_of_{reference}']:.2f}{memory}"
 
 
 def kernels_table(by_name):

@@ -85,13 +85,11 @@ ENTRIES = {
     "tra_norm": dict(
         title="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match "
               "(%); no paper has this table", columns=COLUMNS, group="tra",
-        cpu=SMALL | dict(rows=norms(3, often=10)),
-        paper=PAPER | dict(rows=norms(2, often=4))),
+        cpu=SMALL | dict(rows=norms(3, often=10))),
     "tra_parts": dict(
         title="TRA taken apart: which of its two ideas does the work? Flip-flop, exact match (%); "
               "no paper has this table", columns=COLUMNS, group="tra",
-        cpu=SMALL | dict(rows=parts(3)),
-        paper=PAPER | dict(rows=parts(4))),
+        cpu=SMALL | dict(rows=parts(3))),
     "tra_table2": dict(
         title="TRA, Table 2 and Figure 4: WikiText-103, trained on windows of 128, read in "
               "windows of up to 4,096",

@@ -14,7 +14,7 @@ from common.device import peak_memory
 from common.names import is_encoder, make_model, models
 from common.spy import attention_module, plain_function
 from tests.examples import example, in_float32
-from tests.helpers import close, command, complaint, is_png
+from tests.helpers import close, command, complaint
 
 FAST = "--repeats", 1, "--device", "cpu", "--out", "b.json"
 
@@ -67,12 +67,11 @@ def test_token_by_token_a_cache_writes_what_whole_texts_do(small, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("error:constrained_layout")
 def test_bench_measures_every_attention(home):
-    """Of every model file, beside torch's own; its ways where they are; and draws a picture."""
-    command(home, "bench.py", "attention", "--lengths", 40, *FAST, draw=True)
+    """Of every model file, beside torch's own; its ways where they are."""
+    command(home, "bench.py", "attention", "--lengths", 40, *FAST)
     rows = json.loads((home / "b.json").read_text())["attention"]["40"]
-    assert is_png(home / "b.png") and rows["sdpa"]["forward_of_sdpa"] == 1
+    assert rows["sdpa"]["forward_of_sdpa"] == 1
     first = {module: name for name, (module, _) in reversed(models().items())}
     for module, name in first.items():
         attention = attention_module(make_model(dict(model=name, n_layer=1)))

@@ -89,24 +89,7 @@ def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
     assert len(rows) == 2 * data.CHUNK == len(rows.unique(dim=0))
 
 
-def test_scores_by_distance_are_in_powers_of_two():
-    """A model that reads the last 16 tokens alone; how many strings ask for what is farther."""
-    task = data.recall.Task(block_size=64)
-
-    def near(x):
-        y = torch.full_like(x, -1)
-        of_key = (x > 16) & ((x - 1) % 16 == x[:, -1:] - 1)
-        of_key[:, :-17] = False
-        y[:, -1] = (x * of_key).amax(1)
-        return F.one_hot(y.clamp(min=0), task.vocab_size).float()
-    scores, details = scored(near, task, 700)
-    by_distance = details["by_distance"]
-    assert list(by_distance) == [1, 2, 4, 8, 16, 32]
-    assert sum(n for n, _ in by_distance.values()) == 700
-    rates = [rate for _, rate in by_distance.values()]
-    assert rates[:4] == [1, 1, 1, 1] and 0 < rates[4] < 0.2 and rates[5] == 0
-    total = sum(n * rate for n, rate in by_distance.values()) / 700
-    assert scores["accuracy"]["value"] == pytest.approx(total)
+def test_scores_by_answer():
     by_answer = data.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
     assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 

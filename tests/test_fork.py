@@ -83,21 +83,6 @@ def test_a_copy_as_it_was_keeps_its_faster_way_interpreted_too(name, T, fork, ca
     assert capsys.readouterr().err == ""
 
 
-def test_an_edit_that_shows_late_is_caught_late(fork, capsys):
-    """A window of 300 tokens is full attention until a longer call comes."""
-    module = fork("fox", FOX_WINDOW)
-    _, short = arguments("fox", 200)
-    _, long = arguments("fox", 310)
-    assert kernels.faster(module.fox_attention, *short) is WAYS["fox_attention"]
-    assert capsys.readouterr().err == ""
-    for _ in range(2):
-        got = kernels.attend(module.fox_attention, *long)
-        assert torch.equal(got, module.fox_attention(*long))
-    kernels.attend(module.fox_attention, *(x.double() for x in long))  # not said again
-    assert kernels.faster(module.fox_attention, *short) is WAYS["fox_attention"]
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_a_late_edit_is_caught_when_compiled(fork):
     """The default on a GPU: a graph for longer texts compares at their length."""

@@ -84,9 +84,9 @@ def test_maps_of_reach(home, trained, monkeypatch):
 
 
 def test_maps_of_what_heads_count(home, trained, monkeypatch):
-    """The mean step of every symbol, at scored queries; of pairs of symbols."""
+    """The mean step of every symbol, at scored queries."""
     run = load_run(trained / "tra")
-    args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5, pairs=False)
+    args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5)
     sorts, means = maps.steps_by_sort(run, args)
     assert sorts == ["0", "1", "i", "r", "w"] and means.shape == (1, 2, 5)
     task = make_task(run.config | dict(block_size=12))
@@ -100,12 +100,6 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
                 total[:, sort] += step[:, i, j]
                 times[sort] += 1
     assert times.min() > 0 and np.allclose(means[0], total / times, atol=1e-6)
-    args.pairs = True
-    pairs, apart = maps.steps_by_sort(run, args)
-    zeros = [apart[0, :, n] for n, pair in enumerate(pairs) if pair in ("w 0", "i 0", "r 0")]
-    assert len(zeros) > 1 and all(" " in pair for pair in pairs)
-    assert (np.min(zeros, 0) - 1e-6 <= means[0, :, 0]).all()  # their mean lies between them
-    assert (means[0, :, 0] <= np.max(zeros, 0) + 1e-6).all()
     with pytest.raises(SystemExit, match="counts nothing"):
         maps.steps_by_sort(run._replace(model=make("diff")), args)
     monkeypatch.setattr(data.flipflop.Task, "batch", lambda self, *_: (x, np.full_like(y, -1)))

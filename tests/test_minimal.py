@@ -63,38 +63,6 @@ def test_theorem_entry_has_the_specs_numbers():
         assert m["precision"][30] == pytest.approx(at_32, abs=0.01)
 
 
-def test_theorem_4_2():
-    """
-    Dimensions are minimal; precision at length 2 carries over as 2C / l when b >= 0, and fails
-    with b < 0 (n = 10, g = 3, b = -.5, l = 6).
-    """
-    n = 10
-    model = minimal.hard_coded(n, 2.0)
-    B, D = model.E @ model.U, model.E @ model.W_V @ model.W_O @ model.U
-    assert torch.linalg.matrix_rank(B + D) >= n - 1 and torch.linalg.matrix_rank(D) >= n - 1
-    g, eye = torch.Generator().manual_seed(0), torch.eye(n, dtype=torch.float64)
-    for b in (0.7, -0.5):
-        r, s, delta = torch.randn(3, n, generator=g, dtype=torch.float64)
-        D = r[:, None] + delta - 3 * eye
-        B = s[:, None] - delta - b * eye
-        free = minimal.MinimalTransformer(n, n, 1, n, constant=True).double()
-        with torch.no_grad():  # E = I, U = I: B and D as they are
-            for name, w in dict(E=eye, U=eye, W_V=D, W_O=eye).items():
-                getattr(free, name).copy_(w)
-
-        def forward(idx, B=B, free=free):
-            return B[idx] + free.attend(free.E[idx])
-        numbers = gaps(forward, n, range(2, n))
-        for length, (last, low, high, _) in numbers.items():
-            assert last == pytest.approx(b + 3 / length, abs=1e-9)
-            assert (low, high) == pytest.approx((3 / length, 3 / length), abs=1e-9)
-        C = min(numbers[2][:2])
-        least = {length: min(last, low) for length, (last, low, *_) in numbers.items()}
-        assert all(y >= 2 * C / length - 1e-9 for length, y in least.items()) == (b >= 0)
-        if b < 0:
-            assert abs(numbers[6][0]) < 1e-9  # the gap is gone
-
-
 @pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])
 @pytest.mark.parametrize("constant", [True, False])
 def test_the_minimal_transformer_is_equation_3(norm, constant):

@@ -109,7 +109,6 @@ def test_mistakes_are_one_line(trained, home):
                         ("scores text.json", "has 'scores', which this figure is of"),
                         ("positions text.json --metric auc", "has 'auc', which this figure is of"),
                         ("lengths text.json --rows rop", "no row 'rop': did you mean rope?"),
-                        ("attention text.json", "has no times"),
                         ("lengths text.json --out x.xyz", "use .png, .pdf or .svg"),
                         ("maps text.json", "invalid choice: 'maps'")):
         assert said in complaint(home, "plot.py", *words.split()), words

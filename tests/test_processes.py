@@ -13,7 +13,6 @@ import torch
 from common.device import choose_device
 from tests.helpers import (
     ENCODER_FLAGS,
-    HARD,
     ONE_THREAD,
     ROOT,
     TINY_FLAGS,
@@ -21,7 +20,6 @@ from tests.helpers import (
     command,
     losses,
     process,
-    same_run,
     write_package,
 )
 
@@ -52,27 +50,6 @@ def test_more_processes_than_gpus(monkeypatch):
 def test_one_variable_of_torchrun_alone_is_one_process(repo):
     said, _ = process(repo, "train.py", *TINY_RUN, "--out_dir", "out/rank", RANK="0")
     assert "trained 1 iters" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGHUP"])
-def test_an_interrupt_and_on(repo, sign):
-    """The same losses, to the last digit, through a real interrupt; none of it is a traceback."""
-    flags = [*map(str, HARD), "--max_iters", "200", "--eval_interval", "50"]
-    command(repo, "train.py", *flags, "--out_dir", f"out/whole-{sign}")
-    broken = subprocess.Popen(
-        [sys.executable, "train.py", *flags, "--out_dir", f"out/broken-{sign}"], cwd=repo,
-        text=True, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    for line in broken.stdout:
-        if line.startswith("iter 7/"):
-            broken.send_signal(getattr(signal, sign))
-            break
-    rest, err = broken.communicate(timeout=60)
-    assert broken.returncode == 130 and "Traceback" not in err
-    assert f"continue with: python train.py --resume out/broken-{sign}" in rest
-    assert 7 <= torch.load(repo / f"out/broken-{sign}/ckpt.pt", weights_only=True)["iter"] < 200
-    command(repo, "train.py", "--resume", f"out/broken-{sign}", "--no-evaluate")
-    same_run(repo / f"out/whole-{sign}", repo / f"out/broken-{sign}")
 
 
 @pytest.mark.slow

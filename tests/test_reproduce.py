@@ -118,7 +118,7 @@ def test_from_masked_tokens_to_search(tmp_path, here):
 
 
 def test_the_list_and_a_dry_run(home, here):
-    here(texts=texts(), old=texts(cpu=texts()["cpu"] | dict(gone="commits before abc")))
+    here(texts=texts())
     experiments.files()[0].NUMBERED = {"Table 1": ("texts",), "Table 2": "not here"}
     out, _ = command(home, "reproduce.py")
     assert "\nMine.\n" in out and re.search(r"Table 1 +texts\n +Table 2 +not here\n", out)
@@ -139,21 +139,11 @@ def test_the_list_and_a_dry_run(home, here):
     ("texts --add fox", "--add is not for texts"), ("texts --tasks x", "--tasks is not for texts"),
     ("searched --rows pre", "--rows is not for searched"),
     ("searched --scale paper", "searched has no --scale paper"),
-    ("--jobs 2", "name the table first: python reproduce.py NAME"),
-    ("old", "old cannot be made any more: it is of commits before abc")])
+    ("--jobs 2", "name the table first: python reproduce.py NAME")])
 def test_what_cannot_be_asked_for(words, says, home, here):
-    old = texts(cpu=texts()["cpu"] | dict(gone="commits before abc"))
-    here(texts=texts(), old=old, searched=dict(title="A search", schemes=("pre",), metric="tvd",
-                                               cpu=dict(trials=1, steps=1, panels={})))
+    here(texts=texts(), searched=dict(title="A search", schemes=("pre",), metric="tvd",
+                                      cpu=dict(trials=1, steps=1, panels={})))
     assert says in complaint(home, "reproduce.py", *words.split())
-
-
-def test_two_files_with_an_entry_of_one_name(home, here, monkeypatch):
-    here(texts=texts())
-    both = experiments.files() * 2
-    monkeypatch.setattr(experiments, "files", lambda: both)
-    assert "two files of experiments/ have an entry texts" in complaint(
-        home, "reproduce.py", "texts")
 
 
 @pytest.mark.slow
@@ -275,13 +265,13 @@ def test_tables_of_bench_by_hand():
     near = dict(sdpa=dict(forward_ms=10.0, forward_of_sdpa=1.0, forward_GB=0.5, both_ms=30.0,
                           both_of_sdpa=1.0),
                 cable=dict(forward_ms=15.0, forward_of_sdpa=1.5, forward_GB=0.25, both_ms=75.0,
-                           both_of_sdpa=2.5), tra=dict(forward_failed="no memory"))
+                           both_of_sdpa=2.5))
     far = dict(sdpa=dict(forward_ms=1234.0, forward_of_sdpa=1.0))
     assert cells_of(speed.attention_table({"64": near, "1024": far})) == [
         ["times sdpa (GB)", "forward, T = 64 (sdpa: 10 ms)",
          "forward and backward, T = 64 (sdpa: 30 ms)", "forward, T = 1,024 (sdpa: 1,234 ms)"],
         ["sdpa", "1.00 (0.50)", "1.00", "1.00"],
-        ["cable", "1.50 (0.25)", "2.50", "-"], ["tra", "failed", "-", "-"]]
+        ["cable", "1.50 (0.25)", "2.50", "-"]]
     kernel = dict(registers=64, spill_stores=4, spill_loads=8, instructions=1200, serialized=True)
     kernels = {"f, bf16, d 64, sm_80": kernel, "f, fp32, d 64, sm_80": kernel,
                "g, bf16, d 64, sm_90": kernel | dict(serialized=False)}

@@ -147,11 +147,10 @@ def test_recall_is_what_was_said_about_the_key(T):
     task = data.recall.Task(block_size=T)
     x, y = task.batch("iid", 2000, rng())
     assert x.shape == y.shape == (2000, T) and (y[:, :-1] == -1).all()
-    far = task.distance(*map(torch.from_numpy, (x, y)))
     distances = []
-    for row, target, d in zip(x, y, far):
+    for row, target in zip(x, y):
         pair, distance = recalled(task.show(row))
-        assert task.show(target[-1:]) == [pair] and distance == d
+        assert task.show(target[-1:]) == [pair]
         distances.append(distance)
     # keys, values and places are drawn alike; a pair may be anywhere but at the question
     assert min(distances) == 1 and max(distances) >= 0.95 * (T - 1)

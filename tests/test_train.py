@@ -60,14 +60,14 @@ def test_a_log_line_has_the_rate_but_for_the_first_which_compiles(home):
     assert iters == dict(loss=[3, 5, 6, 7], val_loss=[3, 6, 7], tok_s=[5, 6, 7])
 
 
-def interrupted(monkeypatch, at):
-    """A Ctrl-C while step `at` is computed."""
+def interrupted(monkeypatch, sign, at):
+    """A Ctrl-C, or a terminal that is closed, while batch `at` is drawn."""
     drawn, batch = [], data.text.Task.batch
 
     def counted(self, split, *rest):
         drawn.append(split)
         if drawn.count("train") == at and split == "train":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sign)
         return batch(self, split, *rest)
     monkeypatch.setattr(data.text.Task, "batch", counted)
 
@@ -123,11 +123,12 @@ def test_dropout_is_for_training_alone(home):
     assert one == two and model.training
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(home, monkeypatch):
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGHUP"])
+def test_a_resumed_run_equals_an_uninterrupted_one(sign, home, monkeypatch):
     flags = *HARD, "--max_iters", 12, "--eval_interval", 4
     command(home, "train.py", *flags, "--out_dir", "whole")
     with monkeypatch.context() as patch:
-        interrupted(patch, at=13)  # the first half of step 7
+        interrupted(patch, getattr(signal, sign), at=13)  # the first half of step 7
         out, _ = command(home, "train.py", *flags, "--out_dir", "broken", code=130)
     assert "interrupted after iter 7, saved; continue with: python train.py --resume broken" in out
     assert torch.load(home / "broken" / "ckpt.pt", weights_only=True)["iter"] == 7
