@@ -12,7 +12,6 @@ import torch
 
 from common.device import choose_device
 from tests.helpers import (
-    ENCODER_FLAGS,
     ONE_THREAD,
     ROOT,
     TINY_FLAGS,
@@ -20,7 +19,6 @@ from tests.helpers import (
     command,
     losses,
     process,
-    write_package,
 )
 
 
@@ -91,19 +89,6 @@ def test_two_processes_equal_one(repo):
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a == pytest.approx(b, abs=1e-4) and len(a) == 8
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
-
-
-@pytest.mark.slow
-def test_encoders_in_two_processes(repo):
-    """Both phases: the tokens that are kept, and the hard negatives, are every process' own."""
-    write_package(repo)
-    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 train.py".split()
-    flags = [*ENCODER_FLAGS, "--max_iters", 3, "--eval_interval", 3, "--no-evaluate"]
-    process(repo, *launch, "--data", "mlm", *flags, "--out_dir", "out/m")
-    process(repo, *launch, "--data", "retrieval", "--init_from", "out/m", "--query_size", 16,
-            *flags, "--out_dir", "out/r")
-    out, _ = process(repo, "eval.py", "out/r", "--lengths", 32)
-    assert set(losses(repo / "out" / "r")[0]) == {3} and "\nwhole " in out
 
 
 @pytest.mark.slow

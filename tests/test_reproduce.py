@@ -149,7 +149,7 @@ def test_what_cannot_be_asked_for(words, says, home, here):
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(repo):
     """In processes of their own: what runs is saved, and nothing is lost."""
-    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 3000 --data flipflop")
+    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 1500 --data flipflop")
     (repo / "experiments" / "mine.py").write_text(
         "from experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=[('iid', "
         f"'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', rows=rows(1, "
