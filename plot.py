@@ -154,8 +154,9 @@ MOST_LINES = 10  # beyond, they cannot be told apart
 COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
               relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
-              sinusoidal="deeppink", label="darkgreen", peri="gold", sdpa="silver")
-OTHERS = ("teal", "indigo", "maroon", "yellowgreen", "slateblue", "peru", "orchid", "chocolate")
+              sinusoidal="deeppink", label="darkgreen", peri="gold", stick="teal",
+              path="chocolate", path_fox="peru", ssmax="limegreen")
+OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki", "steelblue")
 
 
 def panels(columns, width, height, rows=1, sharey="row"):

@@ -198,12 +198,13 @@ def survive(result, out):
         ax.plot(x, y, marker, color=color, ms=8, mec="white", zorder=3)
         ax.plot([min(xs[label]), max(xs[label])], [y, y], color=color, lw=1.5, alpha=0.6)
         ax.plot([x, x], [min(ys[label]), max(ys[label])], color=color, lw=1.5, alpha=0.6)
-        crowded = any(0 < right - x < 0.1 and abs(up - y) < 5 for right, up in points.values())
-        side = "right" if crowded else "left"
-        ax.annotate(label, (x, y), (-8 if crowded else 7, 4), textcoords="offset points",
-                    ha=side, fontsize=9)
+        near = [other / x for other, up in points.values()
+                if abs(up - y) < 5 and 0.8 < other / x < 1.25]
+        crowded = max(near) > 1  # on its right
+        ax.annotate(label, (x, y), (-8 if crowded else 7, -13 if crowded and min(near) < 1 else 4),
+                    textcoords="offset points", ha="right" if crowded else "left", fontsize=9)
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
-    ax.set(xscale="log", xlim=(0.7, None), ylim=(0, 104),
+    ax.set(xscale="log", xlim=(0.6, None), ylim=(0, 104),
            title="up: it still reads; left of the line: it survives",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
