@@ -138,7 +138,8 @@ def test_names_mean_what_the_tables_say():
         make("tra_plain", distance="far")
 
 
-def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient():
+def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient(monkeypatch):
+    monkeypatch.setattr(learned_hard, "ROWS", 7)
     q, k, v = (x.requires_grad_() for x in random_qkv())
     logits = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(37, 37).triu(1).bool(), -torch.inf)
     hard = F.one_hot(logits.argmax(-1), 37).double()
