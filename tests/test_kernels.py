@@ -9,6 +9,7 @@ import kernels
 import model_cable
 import model_classics
 import model_fox
+from common import names
 from common.spy import plain_function
 from tests.examples import encoding, example, in_float32
 from tests.helpers import (
@@ -55,6 +56,17 @@ def test_the_cpus_way_where_steps_sum_to_thousands(T, d):
     assert inputs[3].relu().sum(-1).max() > 3 * T
     tolerance = 2e-5 if T <= 256 else 1e-4
     same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, tolerance, summed())
+
+
+@pytest.mark.parametrize("name", ["cable", "cable_nw", "fox"])
+def test_a_model_in_float64(name):
+    """Its sums are float32: the plain function takes both, the fused kernel would read garbage."""
+    torch.manual_seed(0)
+    model = names.make_model(dict(model=name, n_layer=1, n_embd=32, n_head=2))
+    idx = torch.randint(257, (1, 300))
+    with torch.no_grad():
+        want = model(idx)[0]
+        close(model.double()(idx)[0], want, 1e-4)
 
 
 @pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (1500, 1500), (100, 1300)])
@@ -232,3 +244,16 @@ def test_a_way_that_is_wrong_in_bfloat16_alone_is_found_out(monkeypatch, capsys)
         how = cpu, dtype, 2, 16, ("tensor",), 9
         assert kernels.equal(model_fox.fox_attention, way, *how) == same
     assert "model_fox.fox_attention runs as it is written" in capsys.readouterr().err
+
+
+def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):
+    """The bound made wrong on purpose: it is compared at this length, with steps that decay."""
+    def careless(q, k, S, g):
+        return torch.arange(k.size(2) - q.size(2), k.size(2)).expand(g.shape)
+    monkeypatch.setattr(kernels.cpu, "first_keys", careless)
+    monkeypatch.setattr(kernels, "compared", {})
+    q, k, v, step, g = separable_inputs(1, 1300, 1300)
+    args = q, k, v, step.abs().cumsum(-1), g
+    close(kernels.attend(model_cable.cable_attention, *args),
+          model_cable.cable_attention(*args), 0)
+    assert "model_cable.cable_attention runs as it is written" in capsys.readouterr().err

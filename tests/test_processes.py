@@ -12,6 +12,7 @@ import torch
 
 from common.device import choose_device
 from tests.helpers import (
+    ENCODER_FLAGS,
     ONE_THREAD,
     ROOT,
     TINY_FLAGS,
@@ -19,6 +20,7 @@ from tests.helpers import (
     command,
     losses,
     process,
+    write_package,
 )
 
 
@@ -92,8 +94,21 @@ def test_two_processes_equal_one(repo):
 
 
 @pytest.mark.slow
+def test_encoders_in_two_processes(repo):
+    """Both phases: the tokens that are kept, and the hard negatives, are every process' own."""
+    write_package(repo)
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 train.py".split()
+    flags = [*ENCODER_FLAGS, "--max_iters", 3, "--eval_interval", 3, "--no-evaluate"]
+    process(repo, *launch, "--data", "mlm", *flags, "--out_dir", "out/m")
+    process(repo, *launch, "--data", "retrieval", "--init_from", "out/m", "--query_size", 16,
+            *flags, "--out_dir", "out/r")
+    out, _ = process(repo, "eval.py", "out/r", "--lengths", 32)
+    assert set(losses(repo / "out" / "r")[0]) == {3} and "\nwhole " in out
+
+
+@pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_end_in_one_line_or_none(repo):
-    command(repo, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
+    process(repo, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
             "--out_dir", "out/full")
     limit = """if True:
         import resource, runpy, sys
