@@ -114,6 +114,10 @@ TASKS = dict(
 # those that recall's rate of 3e-3 does not teach it in time
 SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
         for name in ("fox", "stick", "path_fox") for rate in ("1e-3", "1e-2")}
+# is it ln n, or that scalable softmax learns its logits' size, which QK-norm fixes for nope?
+SIZES = {"ssmax_ln": Row("--model ssmax_ln", 3),
+         "nope, no QK-norm": Row("--model nope --no-qk_norm", 3),
+         "ssmax, no QK-norm": Row("--model ssmax --no-qk_norm", 3)}
 
 ENTRIES = {
     "matrix": dict(
@@ -127,7 +131,7 @@ ENTRIES = {
         cpu=TASKS["recall"] | dict(
             minutes=1, eval="--sequences 1000 --lengths 64 128 256 512 1024",
             rows={label: row._replace(seeds=3) for label, row in ROWS.items()
-                  if label != "learned"} | SLOW)),
+                  if label != "learned"} | SLOW | SIZES)),
 }
 
 
