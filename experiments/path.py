@@ -1,25 +1,37 @@
 """PaTH Attention: Position Encoding via Accumulating Householder Transformations"""
-from experiments import rows
+from experiments import Row
 
 COLUMNS = [("in distribution", "iid", "glitch_rate"), ("sparse", "sparse", "glitch_rate"),
            ("dense", "dense", "glitch_rate")]
-# PaTH's directions come from three tokens, all else of one layer from one: is it that?
-TABLE1 = (rows(3, "rope", "stick", "fox", "path", "tra", "cable", "cope")
-          | {"path, no convolution": rows(3, "path", flags="--conv 1")["path"]})
+RATES = ("1e-3", "3e-3")
+# of the two the one with the lower validation loss, seed 1337
+PICKED = {"rope": "3e-3", "stick": "3e-3", "fox": "3e-3", "path": "1e-3", "tra": "1e-3",
+          "cable": "1e-3", "cope": "3e-3", "path, no convolution": "3e-3"}
+
+
+def table1():
+    """Every method at its rate, three seeds; then at the other, one (PaTH's losses tie: three)."""
+    table = {}
+    for label, picked in PICKED.items():
+        flags = f"--model {label}".replace(", no convolution", " --conv 1")
+        for rate in RATES:
+            name = label if rate == picked else f"{label}, {rate}"
+            seeds = 3 if rate == picked or label == "path" else 1
+            table[name] = Row(f"{flags} --learning_rate {rate}", seeds)
+    return dict(sorted(table.items(), key=lambda item: item[0].endswith("e-3")))
+
 
 ENTRIES = {
     "path_table1": dict(
         title="PaTH, Table 1: flip-flop by one layer of two heads and 64 channels, wrong reads (%)",
         columns=COLUMNS,
         cpu=dict(
-            note="256 tokens and 2,000 steps of 32 strings, a learning rate of 1e-3 or 3e-3, all "
-                 "pre-norm without QK-norm: the paper does not say",
+            note="256 tokens and 2,000 steps of 32 strings, the better of the learning rates 1e-3 "
+                 "and 3e-3, all pre-norm without QK-norm: the paper does not say",
             minutes=4, eval="--sequences 2000",
             train="--data flipflop --block_size 256 --n_layer 1 --n_head 2 --n_embd 64 "
-                  "--batch_size 32 --max_iters 2000 --eval_interval 400 --learning_rate 1e-3 "
-                  "--norm pre --no-qk_norm",
-            rows=TABLE1 | {f"{label}, 3e-3": row._replace(train=f"{row.train} --learning_rate 3e-3")
-                           for label, row in TABLE1.items()})),
+                  "--batch_size 32 --max_iters 2000 --eval_interval 400 --norm pre --no-qk_norm",
+            rows=table1())),
 }
 
 NUMBERED = {"Table 1": ("path_table1",)}
