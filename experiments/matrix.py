@@ -126,7 +126,7 @@ ENTRIES = {
     "recall": dict(
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
-        columns=[("64", "iid", "accuracy")], beside="lm",
+        columns=[("64", "iid", "accuracy")],
         cpu=TASKS["recall"] | RECALL | dict(rows=ASKED | SLOW)),
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
