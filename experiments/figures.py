@@ -177,7 +177,8 @@ def headings(ax, columns):
 def survive(result, out):
     """
     Two questions in one picture: how much worse is text in windows of 16 times the training length
-    (x), and how much is recalled of strings as long (y)? Means of seeds, and their ranges.
+    (x), and how much is recalled of strings as long (y), by runs that had learned to at the
+    training length? Means of seeds, and their ranges.
     """
     xs, ys = {}, {}
     for run in result["beside"]["runs"]:
@@ -187,8 +188,9 @@ def survive(result, out):
             xs.setdefault(run["label"], []).append(values[1] / values[0])
     (_, split, metric), *_ = result["columns"]
     for run in result["runs"]:
-        *_, scores = run["scores"].values()
-        ys.setdefault(run["label"], []).append(100 * scores[split][metric]["value"])
+        first, *_, last = (100 * by[split][metric]["value"] for by in run["scores"].values())
+        if first > 80:
+            ys.setdefault(run["label"], []).append(last)
     fig, axes = plot.panels(1, 7, 4.6)
     ax = axes[0, 0]
     points = {label: (np.mean(xs[label]), np.mean(ys[label])) for label in ys if label in xs}
@@ -198,11 +200,12 @@ def survive(result, out):
         ax.plot(x, y, marker, color=color, ms=8, mec="white", zorder=3)
         ax.plot([min(xs[label]), max(xs[label])], [y, y], color=color, lw=1.5, alpha=0.6)
         ax.plot([x, x], [min(ys[label]), max(ys[label])], color=color, lw=1.5, alpha=0.6)
-        near = [other / x for other, up in points.values()
-                if abs(up - y) < 5 and 0.8 < other / x < 1.25]
-        crowded = max(near) > 1  # on its right
-        ax.annotate(label, (x, y), (-8 if crowded else 7, -13 if crowded and min(near) < 1 else 4),
-                    textcoords="offset points", ha="right" if crowded else "left", fontsize=9)
+        near = [(other, up) for other, up in points.values()
+                if abs(up - y) < 5 and 0.93 < other / x < 1.07]
+        left, below = max(near)[0] > x, any(up > y for _, up in near)
+        ax.annotate(label, (x, y), (-8 if left else 7, -13 if below else 4),
+                    textcoords="offset points", ha="right" if left else "left", color=color,
+                    fontsize=9)
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
     ax.set(xscale="log", xlim=(0.6, None), ylim=(0, 104),
            title="up: it still reads; left of the line: it survives",

@@ -5,7 +5,6 @@ COLUMNS = [(split, split, "exact_match") for split in ("iid", "dense", "sparse")
 # the order of the rows of Table 1 of the MOSS workshop paper (the journal version has others)
 TABLE1 = ("tra", "cope", "diff", "fox", "label", "rope", "t5", "learned", "nope")
 MODELS = ("tra", "fox", "cope", "rope", "cable")
-SLOW = ("diff", "t5", "learned", "label", "nope", "alibi")  # to learn the task
 POST, PLAIN = "--norm post --qk_norm", "--norm pre --no-qk_norm"
 NOTEBOOK = ("steps, batch and learning rate are those of its authors' notebook, and all test sets "
             "are as large as its sparse one, 160 times 1,000 strings; weight decay, beta2, CoPE's "
@@ -40,12 +39,6 @@ def norms(n, often):
     return table
 
 
-def own(n, n_slow, slow):
-    """TRA with its authors' norms, post with QK-norm, the others with pre and none."""
-    return (rows(n, "tra", flags=POST) | rows(n, *MODELS[1:], flags=PLAIN)
-            | rows(n_slow, *SLOW, flags=f"{PLAIN} {slow}"))
-
-
 def parts(n):
     """TRA taken apart (tra_variants.py), and the paper's smallest models (Appendix A)."""
     table = {"threshold and its count (tra)": Row(f"--model tra {POST}", n)}
@@ -71,17 +64,7 @@ ENTRIES = {
         title="The same, with pre-norm and no QK-norm, as they come",
         published="tra_table1", columns=COLUMNS,
         cpu=MIDDLE | dict(rows=rows(3, "fox", "cope", "rope", flags=PLAIN)),
-        paper=PAPER | dict(rows=own(4, 4, ""))),
-    "tra_table1_64": dict(
-        title="TRA, Table 1, trained on 64 tokens, where most methods have every string",
-        published="tra_table1", columns=COLUMNS, group="tra",
-        cpu=SMALL | dict(rows=rows(3, *MODELS, flags=POST)
-                         | rows(1, *SLOW, flags=f"{POST} --max_iters 4000"))),
-    "tra_table1_own_64": dict(
-        title="The same, TRA with its authors' norms, post-norm and QK-norm, the others pre-norm "
-              "without QK-norm",
-        published="tra_table1", columns=COLUMNS, group="tra",
-        cpu=SMALL | dict(rows=own(3, 1, "--max_iters 4000"))),
+        paper=PAPER | dict(rows=rows(4, *TABLE1[1:], flags=PLAIN))),
     "tra_norm": dict(
         title="What of TRA's result is TRA, what post-norm and QK-norm? Flip-flop, exact match "
               "(%); no paper has this table", columns=COLUMNS, group="tra",
@@ -107,7 +90,7 @@ ENTRIES = {
 }
 
 NUMBERED = {
-    "Table 1": ("tra_table1", "tra_table1_own", "tra_table1_64", "tra_table1_own_64", "tra_norm"),
+    "Table 1": ("tra_table1", "tra_table1_own", "tra_norm"),
     "Figures 1, 2, 3": "maps.py on two runs: results/tra.md has the commands",
     "Table 2": ("tra_table2", "lm"), "Figure 4": ("tra_table2", "lm"),
     "Appendix A": ("tra_parts",)}
