@@ -189,7 +189,7 @@ def survive(result, out):
     (_, split, metric), *_ = result["columns"]
     for run in result["runs"]:
         first, *_, last = (100 * by[split][metric]["value"] for by in run["scores"].values())
-        if first > 80:
+        if first > 80:  # %; else it cannot show what it has forgotten
             ys.setdefault(run["label"], []).append(last)
     fig, axes = plot.panels(1, 7, 4.6)
     ax = axes[0, 0]

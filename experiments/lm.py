@@ -53,7 +53,7 @@ def searched():
     table = {f"{row}, {rate}": Row(flags(row, rate)) for row in FAMILIES for rate in RATES}
     # of the three 8e-3 was TRA's best, and the highest
     table["tra, 1.6e-2"] = Row(flags("tra", "1.6e-2"))
-    for rate in RATES[1:]:  # is it the norms, which no other row has?
+    for rate in RATES:  # is it the norms, which no other row has?
         table[f"tra, norms of the others, {rate}"] = Row(
             flags("tra", rate, "--norm pre --no-qk_norm"))
     return table

@@ -114,7 +114,7 @@ TASKS = dict(
 # those that recall's rate of 3e-3 does not teach it in time
 SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
         for name in ("fox", "stick", "path_fox") for rate in ("1e-3", "1e-2")}
-RECALL = dict(eval="--sequences 1000 --lengths 64 128 256 512 1024", minutes=1)
+LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
 ASKED = {label: row._replace(seeds=3) for label, row in ROWS.items() if label != "learned"}
 ASKED |= rows(3, "ssmax_ln")
 
@@ -127,13 +127,13 @@ ENTRIES = {
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")],
-        cpu=TASKS["recall"] | RECALL | dict(rows=ASKED | SLOW)),
+        cpu=task("recall", QK, LONGER, 500) | dict(minutes=1, rows=ASKED | SLOW)),
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
-        title="Recall without QK-norm, as the methods come. Right answers (%), trained on 64 tokens",
+        title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
-        cpu=TASKS["recall"] | RECALL | dict(
-            train=TASKS["recall"]["train"].replace("--qk_norm", "--no-qk_norm"), rows=ASKED)),
+        cpu=task("recall", "--norm pre --no-qk_norm", LONGER, 500)
+        | dict(minutes=1, rows=ASKED)),
 }
 
 
