@@ -207,13 +207,15 @@ def test_help_lists_the_models_own_flags(trained):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
 def test_a_compiled_training_has_the_same_losses(home):
-    for compiled in ("on", "off"):
-        said, _ = command(home, "train.py", "--model", "cable", "--data", "notes", "--no-evaluate",
-                          "--max_iters", 3, *TINY_FLAGS, "--compile", compiled,
-                          "--out_dir", compiled)
-        assert ("torch.compile" in said) == (compiled == "on")
-    eager, fused = (losses(home / compiled)[0] for compiled in ("off", "on"))
-    assert len(eager) == 3 and fused == pytest.approx(eager, abs=1e-3)
+    """Of the models whose attention goes through kernels/ on a CPU, and of one whose does not."""
+    for model in ("cable", "tra", "rope"):
+        for compiled in ("on", "off"):
+            said, _ = command(home, "train.py", "--model", model, "--data", "notes", "--max_iters",
+                              3, "--no-evaluate", *TINY_FLAGS, "--compile", compiled,
+                              "--out_dir", f"{model}-{compiled}")
+            assert ("torch.compile" in said) == (compiled == "on")
+        eager, fused = (losses(home / f"{model}-{compiled}")[0] for compiled in ("off", "on"))
+        assert len(eager) == 3 and fused == pytest.approx(eager, abs=1e-3)
 
 
 def test_a_run_begins_with_the_weights_of_another(home):
