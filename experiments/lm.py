@@ -74,7 +74,8 @@ def settings():
         "cable, 12M bytes": row("--model cable", 3000)}
 
 
-WORDS = ("cable", "rope", "alibi", "fox")
+# of lm_words, from lm_words_rates
+WORDS = dict(cable="2e-3", rope="4e-3", alibi="4e-3", fox="4e-3")
 
 
 def by_words(rates):
@@ -123,6 +124,12 @@ ENTRIES = {
         title="The learning rates of lm_words, on the validation split",
         cpu=dict(minutes=8, train=f"{IN_WORDS} --max_iters {SHORT} --eval_interval {SHORT // 5}",
                  eval="--split val --lengths 256", rows=by_words(RATES))),
+    "lm_words": dict(
+        title="Per word: as lm, Python source in gpt2's first 8,192 tokens, 4 million of them",
+        cpu=dict(minutes=17, train=f"{IN_WORDS} --max_iters 1000 --eval_interval 200",
+                 eval="--lengths 256 512 1024 2048 4096 --strided",
+                 rows={row: Row(flags(row, rate), 3) for row, rate in WORDS.items()}
+                 | repaired(3, "window"))),
     "lm_context": dict(
         title="Where is context worth something inside the training length? Strided perplexity of "
               "the same tokens, each with at least half a window to look back on",
