@@ -75,7 +75,7 @@ def settings():
 
 
 # of lm_words, from lm_words_rates
-WORDS = dict(cable="2e-3", rope="4e-3", alibi="4e-3", fox="4e-3")
+WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")
 
 
 def by_words(rates):
