@@ -127,7 +127,9 @@ def small(result, command):
     elif "tokens" in result:
         parts.append(f"{result['tokens']:,} tokens of {result['data']['source']}, "
                      f"{result['split']}")
-    seconds = sum(run.get("train_seconds", run.get("seconds", 0)) for run in runs)
+    trained = {run.get("train_command", n): run.get("train_seconds", run.get("seconds", 0))
+               for n, run in enumerate(runs)}  # once, of what is read in several ways
+    seconds = sum(trained.values())
     if seconds:
         parts.append(f"{seconds / 60:,.0f} minutes of training")
     if runs and "train_command" in runs[0]:
