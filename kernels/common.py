@@ -139,14 +139,19 @@ def bands(limit, Tk, BM, BN):
     many there are, for which we must wait for the GPU.
     """
     Tq = limit.size(2)
-    limit = limit.flatten(0, 1)
-    heads = limit.size(0)
-    block = torch.arange(triton.cdiv(Tq, BM), device=limit.device).expand(heads, -1)
-    limit = F.pad(limit, (0, block.size(1) * BM - Tq), value=Tk)
-    first = limit.unflatten(1, (-1, BM)).amin(2) // BN
-    last = block.new_full((heads, triton.cdiv(Tk, BN)), -1)
-    last = last.scatter_reduce(1, first.long(), block, "amax").cummax(1)[0]
+    first, last = reach(limit, Tk, BM, BN)
+    block = torch.arange(first.size(1), device=limit.device)
     top = ((block + 1) * BM).clamp(max=Tq).add(Tk - Tq - 1) // BN
     size = top - first + 1
     end = size.flatten().cumsum(0).view_as(size)
-    return first, last.int(), end - size - first, int(end[-1, -1])
+    return first, last, end - size - first, int(end[-1, -1])
+
+
+def reach(limit, Tk, BM, BN):
+    """first and last of bands. By blocks: atomics of all rows on one tile would take turns."""
+    limit = limit.flatten(0, 1)
+    limit = F.pad(limit, (0, -limit.size(1) % BM), value=Tk)
+    first = limit.unflatten(1, (-1, BM)).amin(2) // BN
+    block = torch.arange(first.size(1), device=limit.device).expand_as(first)
+    last = block.new_full((first.size(0), triton.cdiv(Tk, BN)), -1)
+    return first, last.scatter_reduce(1, first.long(), block, "amax").cummax(1)[0].int()

@@ -22,7 +22,7 @@ row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the log
 One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
 numbers every time. Beyond LONG keys those that have decayed are left out (bounds.py): a block of
 queries begins at the first key that can matter to one of them, a tile of keys stops at the last
-query that it can matter to. (With f(t) = t the row's part of dS is but rounding, which cancels the
+block that it can matter to. (With f(t) = t the row's part of dS is but rounding, which cancels the
 column's.) Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is
 the logit times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's
 weight becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 
 from .bounds import LONG, first_keys
-from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys
+from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys, reach
 
 # -----------------------------------------------------------------------------
 # pieces of all three kernels
@@ -244,7 +244,7 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
 
 
 @triton.jit
-def separable_columns(Q, K, V, S, G, Until, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
+def separable_columns(Q, K, V, S, G, Last, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
                       qb, qh, qt, kb, kh, kt, vb, vh, vt,
                       D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       LOG: tl.constexpr):
@@ -266,7 +266,7 @@ def separable_columns(Q, K, V, S, G, Until, Lse, dOut, Delta, dK, dV, dSk, scale
     tl.assume(start < end)
     Q += b * qb + h * qh + start.to(tl.int64) * qt
     dOut += ((b * Tq + start) * H + h) * D
-    until = tl.load(Until + bh * tl.cdiv(Tk, BN) + tile)  # later queries see these keys no more
+    last = tl.load(Last + bh * tl.cdiv(Tk, BN) + tile)  # later blocks see these keys no more
     Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
 
     dk = tl.zeros((BN, C), tl.float32)
@@ -275,7 +275,7 @@ def separable_columns(Q, K, V, S, G, Until, Lse, dOut, Delta, dK, dV, dSk, scale
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta,
                               qt, H * D, start, end, Tq, Tk, D, C, BM, LOG, True)
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta,
-                              qt, H * D, full, until, Tq, Tk, D, C, BM, LOG, False)
+                              qt, H * D, full, last * BM + BM, Tq, Tk, D, C, BM, LOG, False)
 
     out = ((b * Tk + first) * H + h) * D
     store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
@@ -340,7 +340,7 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
     launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
            S, g, first, out, lse, dout, dq, dg, dS_of_queries, delta)
     launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
-           S, g, last_queries(first, Tk, columns[1]), lse, dout, delta, dk, dv, dS)
+           S, g, reach(first, Tk, *columns[:2])[1], lse, dout, delta, dk, dv, dS)
     dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]
 
@@ -353,14 +353,6 @@ def _(q, k, v, S, g, first, log_kernel):
 @separable_backward.register_fake
 def _(q, k, v, S, g, first, out, lse, dout, log_kernel):
     return gradients(q, k, v, S, g)
-
-
-def last_queries(first, Tk, BN):
-    """(B, H, tiles of BN keys) int32: queries from here on have no use for this tile."""
-    Tq = first.size(2)
-    until = torch.arange(1, Tq + 1, dtype=torch.int32, device=first.device).expand_as(first)
-    last = first.new_zeros(*first.shape[:2], triton.cdiv(Tk, BN))
-    return last.scatter_reduce(2, (first // BN).long(), until, "amax").cummax(2)[0]
 
 
 def gradients(q, k, v, S, g):

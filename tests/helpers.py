@@ -272,7 +272,7 @@ def standing_in(folder, draw=False):
     """The scripts take folder for the repository: out/, results/, prepared text are there."""
     from matplotlib import pyplot
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    enabled = kernels.enabled
+    enabled, precision = kernels.enabled, torch.get_float32_matmul_precision()
     names.models()  # which are the repository's
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -286,6 +286,7 @@ def standing_in(folder, draw=False):
     for s, handler in handlers.items():
         signal.signal(s, handler)
     kernels.enabled = enabled
+    torch.set_float32_matmul_precision(precision)
     pyplot.close("all")
 
 

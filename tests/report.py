@@ -87,7 +87,7 @@ def kind_of(name, constants, dtype):
         return "fp32"
     if name in INPUTS:
         return f"*{SHORT[dtype]}"
-    integers = dict.fromkeys(("limit", "first", "last", "First", "Until"), "*i32")
+    integers = dict.fromkeys(("limit", "first", "last", "First", "Last"), "*i32")
     return (integers | dict(start="*i64")).get(name, "*fp32")
 
 

@@ -364,6 +364,7 @@ def test_interpreted_kernel_why_not(monkeypatch):
     assert kernels.why_no_triton(torch.zeros(1, 1, 4, 64, device="meta")) == "no CUDA"
     args = argparse.Namespace(device=DEVICE, dtype="float32", kernel="auto")
     assert "attention by Triton kernel" in setup(args)[2]
+    torch.set_float32_matmul_precision("highest")  # on CUDA, setup lowers it
     monkeypatch.setattr(kernels, "enabled", False)  # and afterwards as it was
     args.kernel = "off"
     assert "attention as the model file has it" in setup(args)[2]
@@ -403,6 +404,7 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     plain CoPE is more graphs than one: it stops counting where the gates are full.)
     """
     monkeypatch.setattr(kernels, "compared", {})
+    torch.compiler.reset()  # else sizes in which the cases differ become symbols
     module, _, args = example(case, Tq=40, Tk=40, B=1, H=1, d=16)
     plain = plain_function(module)
     inputs = [x.float().to(DEVICE) for x in args if torch.is_tensor(x)]
@@ -418,7 +420,8 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     assert taken == ({way.__name__} if way else set())
 
 
-@needs_triton
+@pytest.mark.skipif(kernels.triton is None or kernels.triton.__version__ < "3.8",
+                    reason="older compilers spill more")
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 @pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
