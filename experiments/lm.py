@@ -115,11 +115,12 @@ ENTRIES = {
         cpu=dict(minutes=3, train=f"{TRAIN} --max_iters {SHORT} --eval_interval {SHORT // 5}",
                  eval="--split val --lengths 256", rows=searched())),
     "lm_sotu": dict(
-        title="English: CABLE and RoPE trained on State of the Union addresses, bytes, as in lm",
+        title="English: CABLE, RoPE and ALiBi on State of the Union addresses, bytes, as in lm",
         cpu=dict(minutes=28, train=LONG.replace("stdlib", "sotu"),
                  eval="--lengths 256 512 1024 2048 4096 --strided",
-                 rows={row: Row(flags(row, PICKED[row])) for row in ("cable", "rope")}
-                 | repaired(1, "window", "yarn"))),
+                 rows={row: Row(flags(row, PICKED[row]), n)
+                       for row, n in dict(cable=3, rope=3, alibi=1).items()}
+                 | repaired(3, "window", "yarn"))),
     "lm_words_rates": dict(
         title="The learning rates of lm_words, on the validation split",
         cpu=dict(minutes=8, train=f"{IN_WORDS} --max_iters {SHORT} --eval_interval {SHORT // 5}",

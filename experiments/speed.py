@@ -12,8 +12,7 @@ def bench_table(result):
     by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
     if by_model:
         texts.append(models_table(by_model))
-    if "attention" in result:
-        texts.append(attention_table(result["attention"]))
+    texts += [attention_table(result[key]) for key in ("attention", "gpu") if key in result]
     if "kernels" in result:
         texts.append(kernels_table(result["kernels"]))
     return "\n\n".join(texts)
@@ -46,10 +45,14 @@ def attention_table(by_length):
     for T, way in columns:
         what = dict(forward="forward", both="forward and backward")[way]
         ms = by_length[T][reference][f"{way}_ms"]
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {ms:,.0f} ms)")
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {in_ms(ms)})")
     lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
                       for T, way in columns)] for name in names]
     return markdown([f"times {reference} (GB)", *heads], lines)
+
+
+def in_ms(ms):
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms"
 
 
 def attention_cell(row, way, reference):
