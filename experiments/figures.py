@@ -266,7 +266,7 @@ def swarms(ax, panel, metric, colors):
     ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], rotation=30, ha="right")
     first, last = panel["at"]
     where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
-    ax.set_title(f"{panel['name']}\nat {where}")
+    ax.set_title(f"{panel['name']}\nat {where}", fontsize="medium")
     ax.scatter([], [], color="gray", s=12, label="a trial")
     for weights in columns[1:]:
         ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, marker=MARKERS[weights],
