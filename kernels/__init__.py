@@ -174,7 +174,7 @@ def difference(plain, fast, device, H, d, options, dtype, T, walk, loud=1):
         if option == "tensor":
             option = tensors[n]
         elif isinstance(option, tuple):
-            option = torch.randn(option, **random) / math.sqrt(d)  # its products: as the logits
+            option = torch.randn(option, **random) / math.sqrt(d)  # q . e as large as logits
         args.append(option)
     args = [x.to(device) if torch.is_tensor(x) else x for x in args]
     gradients = T in (SHORT, MIDDLE)
@@ -194,7 +194,11 @@ def difference(plain, fast, device, H, d, options, dtype, T, walk, loud=1):
             dy = torch.cos(torch.arange(theirs.numel(), device=device)).view_as(theirs)
             pairs += zip(torch.autograd.grad(ours, inputs, dy.to(dtype)),
                          torch.autograd.grad(theirs, inputs, dy))
-    # CoPE's gradients of queries and keys jump where a count is whole: rounding decides where
-    jumps = (1, 2, 5) if name == "cope_attention" and dtype == torch.float32 else ()
-    return max((ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
-               / (300 if n in jumps else 1) for n, (ours, theirs) in enumerate(pairs))
+    errors = [(ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+              for ours, theirs in pairs]
+    if (name, device.type, dtype, T) == ("cope_attention", "cuda", torch.float32, MIDDLE):
+        # gradients of queries and keys jump where a count is whole. Rounding decides where that is,
+        # and so many pairs have a few that jump apart: they are compared as in half precision
+        share = TOLERANCE[torch.float32] / TOLERANCE[torch.bfloat16]
+        errors = [error * share if n in (1, 2, 5) else error for n, error in enumerate(errors)]
+    return max(errors)

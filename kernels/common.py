@@ -148,7 +148,10 @@ def bands(limit, Tk, BM, BN):
 
 
 def reach(limit, Tk, BM, BN):
-    """first and last of bands. By blocks: atomics of all rows on one tile would take turns."""
+    """
+    limit (B, H, Tq), the first key of each row -> first (B H, blocks) and last (B H, tiles) as in
+    bands; -1 for a tile in no row's reach. By blocks: atomics of all rows on a tile take turns.
+    """
     limit = limit.flatten(0, 1)
     limit = F.pad(limit, (0, -limit.size(1) % BM), value=Tk)
     first = limit.unflatten(1, (-1, BM)).amin(2) // BN

@@ -339,8 +339,9 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
     _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
     launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
            S, g, first, out, lse, dout, dq, dg, dS_of_queries, delta)
+    _, last = reach(first, Tk, *columns[:2])
     launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
-           S, g, reach(first, Tk, *columns[:2])[1], lse, dout, delta, dk, dv, dS)
+           S, g, last, lse, dout, delta, dk, dv, dS)
     dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]
 

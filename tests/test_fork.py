@@ -57,7 +57,8 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
     monkeypatch.setattr(kernels, "enabled", False)
     assert (got[0] - original(idx)[0]).abs().max() > 1e-2
     for a, b in zip(got, with_gradients(mine, idx)):
-        close(a, b, 1e-4 if DEVICE == "cuda" else 0)  # there gather adds its gradients in any order
+        # on CUDA CoPE's gather adds its gradients in any order
+        close(a, b, 1e-4 if (name, DEVICE) == ("cope", "cuda") else 0)
     with spy(mine) as calls:
         mine(idx)
     for args in calls:

@@ -420,8 +420,8 @@ def test_attend_is_compiled_as_one_graph_interpreted_too(case, monkeypatch):
     assert taken == ({way.__name__} if way else set())
 
 
-@pytest.mark.skipif(kernels.triton is None or kernels.triton.__version__ < "3.8",
-                    reason="older compilers spill more")
+@pytest.mark.skipif(kernels.triton is None or kernels.triton.__version__.startswith(("3.6", "3.7")),
+                    reason="these spill more")
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRET, reason="the interpreter does not compile")
 @pytest.mark.parametrize("d, dtype, target, most", [  # bytes that backward may spill
