@@ -15,12 +15,12 @@ import traceback
 import torch
 
 import model_cable
-import model_classics
 import model_cope
-import model_diff
-import model_fox
-import model_rope
 import model_tra
+import rivals.classics
+import rivals.diff
+import rivals.fox
+import rivals.rope
 from common.files import fail, in_one_line
 from common.names import nearest
 
@@ -69,18 +69,18 @@ def inputs():
     torch.manual_seed(0)
     a, g, f, delta = torch.rand(4, T, dtype=torch.float64)
     e = torch.randn(D, P, dtype=torch.float64)
-    turn = model_rope.Turn("", D, T, T)
-    bias = model_classics.ALiBi(model_classics.GPTConfig(n_head=1)).double()
+    turn = rivals.rope.Turn("", D, T, T)
+    bias = rivals.classics.ALiBi(rivals.classics.GPTConfig(n_head=1)).double()
     per_head = [x[None, None] for x in (a.cumsum(0), g, f.log().cumsum(0), delta.log())]
     road, weight, gates, decay = per_head
     return dict(
-        alibi=([bias.slopes.item()], model_classics, [bias.bias]),
-        rope=([turn.theta], model_rope, [torch.arange(T), turn]),
-        fox=([f], model_fox, [gates]),
+        alibi=([bias.slopes.item()], rivals.classics, [bias.bias]),
+        rope=([turn.theta], rivals.rope, [torch.arange(T), turn]),
+        fox=([f], rivals.fox, [gates]),
         cable=([a, g], model_cable, [road, weight]),
         tra=([delta], model_tra, [decay]),
         cope=([e], model_cope, [e]),
-        diff=([0.35], model_diff, [0.35]))
+        diff=([0.35], rivals.diff, [0.35]))
 
 
 def check(name):

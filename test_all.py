@@ -17,20 +17,17 @@ from torch.nn import functional as F
 
 import kernels
 import model_cable
-import model_classics
 import model_cope
-import model_diff
-import model_fox
 import model_postnorm
-import model_rope
 import model_tra
 import sample
 from common import names
 from common.spy import attention_module, plain_function
 from model_cable import cable_attention
-from model_classics import attention
 from model_cope import cope_attention, interpolate
 from model_tra import tra_attention
+from rivals import classics, diff, fox, rope
+from rivals.classics import attention
 from tests.examples import CASES, CLASSICS, COPE, encoding, example, in_float32
 from tests.helpers import (
     CUDA,
@@ -289,11 +286,11 @@ def test_a_tra_row_without_survivors_is_zero_and_sees_no_future():
 
 
 def test_rope_logits_depend_on_the_distance_alone_and_start_as_q_k():
-    turn = model_rope.Turn("", 8, 16, 16)
+    turn = rope.Turn("", 8, 16, 16)
     q, k, _ = random_qkv(B=1, H=1, Tq=1, Tk=1, d=8)
 
     def at(x, i):
-        return model_rope.turned(x, turn.waves(torch.tensor([i])))
+        return rope.turned(x, turn.waves(torch.tensor([i])))
 
     def logit(i, j):
         return (at(q, i) * at(k, j)).sum()
@@ -346,21 +343,21 @@ def by_hand(model, n, x):
         step = dict(relu=F.relu, softplus=F.softplus)[config.step]
         g = F.softplus(per_head(attn.w_s)) if config.weight else None
         rest = [step(per_head(attn.w_c)).cumsum(-1), g, config.log_kernel]
-    elif module is model_fox:
+    elif module is fox:
         rest = [F.logsigmoid(per_head(attn.w_f)).cumsum(-1)]
     elif module is model_tra:
         rest = [F.logsigmoid(per_head(attn.w_f))]
     elif module is model_cope:
         gate_keys = dict(key=None, val=v, sep=split(attn.w_g.weight) if attn.gates == "sep" else 0)
         rest = [model.pos_emb[n % len(model.pos_emb)], gate_keys[config.gates]]
-    elif module is model_classics:
+    elif module is classics:
         rest = [model.pe[n % len(model.pe)].bias]
-    if module is model_rope:
+    if module is rope:
         at = torch.arange(k.size(2))
-        rest = [at, model_rope.Turn("", q.size(-1), config.block_size, len(at))]
-    if module is model_rope or getattr(config, "pe", "") == "rope":
+        rest = [at, rope.Turn("", q.size(-1), config.block_size, len(at))]
+    if module is rope or getattr(config, "pe", "") == "rope":
         q, k = turned(q, positions), turned(k, positions)
-    if module is model_diff:
+    if module is diff:
         q, k = (torch.cat([turned(h, positions) for h in z.chunk(2, -1)], -1) for z in (q, k))
         start = 0.8 - 0.6 * math.exp(-0.3 * n)
         lam = (attn.l_q1 @ attn.l_k1).exp() - (attn.l_q2 @ attn.l_k2).exp() + start

@@ -24,6 +24,9 @@ def nearest(word, names):
 # -----------------------------------------------------------------------------
 # models
 
+ROOMS = "rivals", "encoders", "experiments/variants"  # where models are, beside the root
+
+
 class Models(dict):
     """{name: (module, fields of its GPTConfig that the name changes)}"""
     owners: dict  # {name: the files that claim it}
@@ -51,7 +54,7 @@ def models():
     files claim is nobody's. A file that does not import stops only those who ask for it.
     """
     files = sorted(ROOT.glob("model_*.py"))
-    for path in sorted(ROOT.glob("experiments/*.py")):
+    for path in (path for room in ROOMS for path in sorted(ROOT.glob(f"{room}/*.py"))):
         if re.search(r"^VARIANTS\b", path.read_text(encoding="utf-8"), re.M):
             files.append(path)
     names = Models()
@@ -105,13 +108,14 @@ def new_cache(model, size):
 # -----------------------------------------------------------------------------
 # tasks
 
-NOT_TASKS = {"__init__", "corpora", "pairs", "search", "text"}  # the other files of data/
+NOT_TASKS = {"__init__", "corpora", "text"}  # the other files of data/
+OF_ENCODERS = {"mlm", "retrieval"}           # the tasks in encoders/
 
 
 def task_names():
     """Every name that --data knows, paths aside: the corpora, then the tasks."""
     stems = {path.stem for path in ROOT.glob("data/*.py")}
-    return [*data.text.CORPORA, *sorted(stems - NOT_TASKS)]
+    return [*data.text.CORPORA, *sorted(stems - NOT_TASKS | OF_ENCODERS)]
 
 
 def find_task(name, gone=False):
@@ -119,7 +123,8 @@ def find_task(name, gone=False):
     if name in data.text.CORPORA:
         return data.text.Task
     if name in task_names():
-        task = getattr(importlib.import_module(f"data.{name}"), "Task", object)
+        room = "encoders" if name in OF_ENCODERS else "data"
+        task = getattr(importlib.import_module(f"{room}.{name}"), "Task", object)
         if not issubclass(task, data.Task):
             fail(f"data/{name}.py has no class Task that inherits from data.Task")
         return task

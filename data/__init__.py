@@ -50,7 +50,7 @@ class Task:
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     stretches = True           # whether a larger block_size makes the sequences longer
     least_batch = 1            # sequences that a batch of one process needs for a loss
-    for_encoders = False       # whether its models see later tokens, too (model_bert.py)
+    for_encoders = False       # whether its models see later tokens, too (encoders/bert.py)
     source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
     kept = {}                  # {name: int64 tensor} of what a checkpoint keeps for the task, so
     #     that it can be used, continued and built upon without the text that it was made from
@@ -72,7 +72,7 @@ class Task:
     answer = None
     holder = None
     # for sample.py: encoding(config), the tiktoken Encoding in which a model writes text, or
-    # search(run, folder, prompt, ...), see data/retrieval.py; both are called on the class
+    # search(run, folder, prompt, ...), see encoders/retrieval.py; both are called on the class
     encoding = None
     search = None
 

@@ -58,7 +58,7 @@ def rows(n, *models, flags=""):
 
 
 def repaired(seeds, *repairs):
-    """The trainings of the row rope, repaired at test time (model_rope.py)."""
+    """The trainings of the row rope, repaired at test time (rivals/rope.py)."""
     return {f"rope, {repair}": Row(seeds=seeds, of="rope", eval=f"--set repair={repair}")
             for repair in repairs}
 

@@ -33,8 +33,8 @@ class MinimalTransformer(nn.Module):
     f(t) = B_last + sum_i a_i D_{t_i} / sum_i a_i, with B = E U the embedding times the unembedding,
     a = exp(E W_Q (E W_K)^T) the weights, D = E W_V W_O U. n tokens; d, d_k, d_v are free.
     norm: none or one of SCHEMES; output is section 4.3's remedy alone; ssmax is pre_final with
-    logits times s ln l of the l tokens so far (model_ssmax.py). constant=True gives every token the
-    same weight, as the theorem assumes.
+    logits times s ln l of the l tokens so far (rivals/ssmax.py). constant=True gives every
+    token the same weight, as the theorem assumes.
     """
     def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
         super().__init__()

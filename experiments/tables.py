@@ -10,7 +10,7 @@ import statistics
 
 import numpy as np
 
-from data.retrieval import bootstrap, ndcg
+from encoders.retrieval import bootstrap, ndcg
 from experiments import lm
 
 

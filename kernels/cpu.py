@@ -60,12 +60,12 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
 
 
 def fox_attention(q, k, v, F_):
-    """fox_attention of model_fox.py: CABLE with S = -F and no weight."""
+    """fox_attention of rivals/fox.py: CABLE with S = -F and no weight."""
     return cable_attention(q, k, v, -F_)
 
 
 def alibi_attention(q, k, v, slopes):
-    """As in model_classics.py: S_i = i, g the slope. For few keys one mask is faster: None."""
+    """As in rivals/classics.py: S_i = i, g the slope. For few keys one mask is faster: None."""
     Tk = k.size(2)
     if Tk <= LONG:
         return None

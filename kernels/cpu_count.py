@@ -29,7 +29,7 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
 
 
 def stick_attention(q, k, v):
-    """stick_attention of model_stick.py, or None for what is left to that."""
+    """stick_attention of rivals/stick.py, or None for what is left to that."""
     return run(Stick, q, k, v)
 
 

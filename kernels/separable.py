@@ -389,11 +389,11 @@ def cable_attention(q, k, v, S, g=None, log_kernel=""):
 
 
 def fox_attention(q, k, v, F_):
-    """fox_attention of model_fox.py: CABLE with S = -F and no query weight. F_ (B, H, Tk)."""
+    """fox_attention of rivals/fox.py: CABLE with S = -F and no query weight. F_ (B, H, Tk)."""
     return cable_attention(q, k, v, -F_)
 
 
 def alibi_attention(q, k, v, slopes):
-    """alibi_attention of model_classics.py, slopes (H,): CABLE with S_i = i, g the slope."""
+    """alibi_attention of rivals/classics.py, slopes (H,): CABLE with S_i = i, g the slope."""
     S = torch.arange(k.size(2), dtype=torch.float32, device=q.device)
     return cable_attention(q, k, v, S, slopes[None, :, None])

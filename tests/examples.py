@@ -8,15 +8,10 @@ from torch.nn import functional as F
 
 import model_baseline
 import model_cable
-import model_classics
 import model_cope
-import model_diff
-import model_fox
-import model_path
 import model_postnorm
-import model_ssmax
-import model_stick
 import model_tra
+from rivals import classics, diff, fox, path, ssmax, stick
 from tests.helpers import INF, TINY, random_qkv
 
 
@@ -136,8 +131,8 @@ def encoding(name, **changes):
     """A classic encoding whose parameters are random, in float64."""
     torch.manual_seed(0)
     fields = TINY | dict(n_head=3, n_embd=18, block_size=8, n_label=100)
-    config = model_classics.GPTConfig(**fields | model_classics.VARIANTS[name] | changes)
-    pe = model_classics.ENCODINGS[config.pe](config)
+    config = classics.GPTConfig(**fields | classics.VARIANTS[name] | changes)
+    pe = classics.ENCODINGS[config.pe](config)
     with torch.no_grad():
         for p in pe.parameters():
             p.add_(torch.randn_like(p))
@@ -191,26 +186,26 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
 
         def formula(q, k, v, bias):
             return classic_formula(case, q, k, v, pe)
-        return model_classics, formula, [q, k, v, pe.bias]
+        return classics, formula, [q, k, v, pe.bias]
     if "cable" in case:
         weight = None if "nw" in case else F.softplus(z[..., Tk - Tq:])
         kernel = "inside" if "inside" in case else "outside" if case.startswith("k_") else ""
         return model_cable, cable_formula, [q, k, v, a.relu().cumsum(-1), weight, kernel]
     if case == "fox":
-        return model_fox, fox_formula, [q, k, v, F.logsigmoid(z).cumsum(-1)]
+        return fox, fox_formula, [q, k, v, F.logsigmoid(z).cumsum(-1)]
     if case == "tra":
         q[0, 0, 0] = 0  # no score above 0: no survivor
         return model_tra, tra_formula, [q, k, v, F.logsigmoid(z[..., Tk - Tq:])]
     if case == "diff":
-        return model_diff, diff_formula, [q, k, v, 0.35]
+        return diff, diff_formula, [q, k, v, 0.35]
     if case == "stick":
-        return model_stick, stick_formula, [q, k, v]
+        return stick, stick_formula, [q, k, v]
     if case == "ssmax":
-        return model_ssmax, ssmax_formula, [q, k, v, torch.tensor([0.2, 0.7, 1.5]).double()[:H]]
+        return ssmax, ssmax_formula, [q, k, v, torch.tensor([0.2, 0.7, 1.5]).double()[:H]]
     if case in ("path", "path_fox"):
         w, beta = F.normalize(gate_keys[:, :, Tk - Tq:], dim=-1), 2 * a[..., Tk - Tq:].sigmoid()
         F_ = F.logsigmoid(z).cumsum(-1) if case == "path_fox" else None
-        return model_path, path_formula, [q, k, v, w, beta, F_]
+        return path, path_formula, [q, k, v, w, beta, F_]
     _, gates, P = case.split()
     pos_emb = torch.randn(d, int(P.removeprefix("P=")), generator=g, dtype=torch.float64)
     return model_cope, cope_formula, [q, k, v, pos_emb, gate_keys if gates == "sep" else None]

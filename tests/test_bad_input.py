@@ -14,7 +14,7 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
 
 @pytest.mark.parametrize("flags, says", [
     ("--model cabel", "unknown model 'cabel': did you mean label or cable?"),
-    ("--model classics", "model_classics.py does not answer to 'classics' but to learned, sinus"),
+    ("--model classics", "rivals/classics.py does not answer to 'classics' but to learned, sinus"),
     ("--learning-rat 1", "arguments: --learning-rat 1; did you mean --learning_rate?"),
     ("--model rope --log_kernel", "arguments: --log_kernel"),
     ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),

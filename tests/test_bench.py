@@ -9,10 +9,10 @@ import bench
 import data.text
 import kernels
 import model_baseline
-import model_bert
 from common.device import peak_memory
 from common.names import is_encoder, make_model, models
 from common.spy import attention_module, plain_function
+from encoders import bert
 from tests.examples import example, in_float32
 from tests.helpers import close, command, complaint
 
@@ -152,7 +152,7 @@ def test_memory_of_one_call_beyond_its_inputs():
 def test_an_encoders_attention_is_measured_by_one_that_sees_both_ways():
     q, k, v = torch.randn(3, 1, 2, 8, 4)
     args = type("Args", (), dict(ways=("plain",), device=torch.device("cpu")))
-    for name, literal in (("bert_nope", model_bert.literal), ("nope", model_baseline.literal)):
+    for name, literal in (("bert_nope", bert.literal), ("nope", model_baseline.literal)):
         model = make_model(dict(model=name, n_layer=1) | models()[name][1])
         functions = bench.ways(args, name, model, [(q, k, v)])
         close(functions["sdpa"](q, k, v), literal(q, k, v)[0], 1e-6)

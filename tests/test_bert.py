@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import data.mlm
 import data.text
-import model_bert
+import encoders.mlm
 from common import names
 from common.spy import spy
+from encoders import bert
 from tests.helpers import (
     ENCODERS,
     ROOT,
@@ -56,11 +56,11 @@ def test_an_encoder_attends_both_ways(name, monkeypatch):
             assert (real is None) == (padded == 0)
             assert (S is None) == (name not in ("bert_cable", "bert_alibi"))
             want = naive_encoder_attention(q, k, v, real, S, g)
-            y, parts = model_bert.literal(q, k, v, real, S, g)
+            y, parts = bert.literal(q, k, v, real, S, g)
             close(y, want, 1e-12)
             for rows in (64, 2):
-                monkeypatch.setattr(model_bert, "ROWS", rows)
-                y = model_bert.bert_attention(q, k, v, real, S, g)
+                monkeypatch.setattr(bert, "ROWS", rows)
+                y = bert.bert_attention(q, k, v, real, S, g)
                 close(y, want, 1e-6)  # S is float32
             assert parts["attention"].shape == (2, 4, 7, 7)
 
@@ -172,7 +172,7 @@ def test_an_encoder_reads_16384_tokens(name):
 
 def test_the_share_of_masked_tokens(library):
     """15 % of the tokens, at every position alike; of them 80 % masked, 10 % another, 10 % kept."""
-    task = data.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
+    task = encoders.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
     x, y = task.batch("train", 4000, rng(0))
     told = y != -1
     assert (told.sum(1) == 6).all() and (x[~told] > data.text.UNK).all()
@@ -191,7 +191,7 @@ def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path
     places = "".join(map(chr, range(32, 122)))  # of a long document, where a token is its place
     texts = [9 * chr(n) if n % 2 else places + chr(n) for n in range(1, 21)]
     folder = documents(tmp_path / "notes", texts)
-    task = data.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
+    task = encoders.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
     vocabulary = np.append([0, 0, 0], task.kept["vocabulary"])
     windows = task.windows("train", 2000, rng(0))
     of_long = vocabulary[windows[:, 0]] >= 32
@@ -207,7 +207,7 @@ def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path
 
 
 def test_the_vocabulary_is_the_commonest_tokens(library):
-    task = data.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", max_vocab=5)
+    task = encoders.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", max_vocab=5)
     counts = np.bincount(task.text.streams["train"])
     commonest = sorted(range(len(counts)), key=lambda t: (-counts[t], t))[:5]
     assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == commonest

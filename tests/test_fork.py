@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import kernels
-import model_classics
-import model_fox
 from common import names
 from common.spy import plain_function, spy
+from rivals import classics, fox
 from tests.examples import example
 from tests.helpers import (
     DEVICE,
@@ -208,7 +207,7 @@ def test_the_comparison_leaves_no_trace_interpreted_too(case, monkeypatch, capsy
 
 def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     shutil.copy(ROOT / "model_cable.py", copy / "model_mine.py")
-    assert names.models()["t5"][0] is model_classics and "cable" not in names.models()
+    assert names.models()["t5"][0] is classics and "cable" not in names.models()
     assert capsys.readouterr().err == ""
     for name in ("cable", "k_cable"):
         with pytest.raises(SystemExit, match="model_cable.py and model_mine.py both answer to"):
@@ -222,7 +221,7 @@ def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     ("def literal(:", "SyntaxError"), ("x = 1", "GPTConfig"),
     ("raise SystemExit(3)", "SystemExit"), ("class GPTConfig: pass", "no attribute 'GPT'"),
     ("import nonesuch", "No module named 'nonesuch'"),
-    ("from model_fox import *\nVARIANTS = dict(mine=dict(windw=8))", "argument 'windw'")])
+    ("from rivals.fox import *\nVARIANTS = dict(mine=dict(windw=8))", "argument 'windw'")])
 def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, source, reason):
     (copy / "model_mine.py").write_text(f"{source}\n")
     for name in ("rope", "cable", "tra"):
@@ -243,6 +242,6 @@ def test_a_copy_answers_to_its_own_name(copy, name, variants):
     model = names.make_model(dict(model="mine", n_layer=1))
     assert type(model).__module__ == "model_mine"
     assert names.is_encoder(model) == (name == "bert")
-    assert names.models()["fox"][0] is model_fox
+    assert names.models()["fox"][0] is fox
     with pytest.raises(SystemExit, match="error: unknown model 'mien': did you mean mine"):
         names.models()["mien"]

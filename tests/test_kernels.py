@@ -7,10 +7,9 @@ from torch.nn import functional as F
 
 import kernels
 import model_cable
-import model_classics
-import model_fox
 from common import names
 from common.spy import plain_function
+from rivals import classics, fox
 from tests.examples import encoding, example, in_float32
 from tests.helpers import (
     CUDA,
@@ -44,7 +43,7 @@ def test_the_cpus_way_is_the_literal_form(Tq, Tk, d):
     inputs = separable_inputs(2 if Tk < 500 else 1, Tq, Tk, d)
     cable, fox = kernels.cpu.cable_attention, kernels.cpu.fox_attention
     same_as(literal_of(model_cable), cable, inputs, 1e-5, summed())
-    same_as(literal_of(model_fox), fox, inputs[:4], 1e-5,
+    same_as(literal_of(fox), fox, inputs[:4], 1e-5,
             lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
@@ -75,13 +74,13 @@ def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
     torch.manual_seed(0)
     pe = encoding("alibi")
     inputs = [heads(2, 3, T, 16) for T in (Tq, Tk, Tk)]
-    fast = kernels.faster(model_classics.alibi_attention, *inputs, pe.slopes.float())
+    fast = kernels.faster(classics.alibi_attention, *inputs, pe.slopes.float())
     assert fast is kernels.cpu.alibi_attention
     if Tk <= 1024:
         assert fast(*inputs, pe.slopes.float()) is None
         return
     given = {fast: pe.slopes.float()}
-    same_as(literal_of(model_classics), fast, inputs,
+    same_as(literal_of(classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
 
 
@@ -232,18 +231,18 @@ def test_the_cpus_way_is_an_operator_like_torchs_own():
 
 def test_a_way_that_is_wrong_in_bfloat16_alone_is_found_out(monkeypatch, capsys):
     def way(q, k, v, F_):
-        y = model_fox.fox_attention(q, k, v, F_)
+        y = fox.fox_attention(q, k, v, F_)
         return y + 0.5 if q.dtype == torch.bfloat16 and broken else y
     monkeypatch.setattr(kernels, "compared", {})
     cpu = torch.device("cpu")
     broken = False
-    assert kernels.equal(model_fox.fox_attention, way, cpu, torch.bfloat16, 2, 16, ("tensor",), 9)
+    assert kernels.equal(fox.fox_attention, way, cpu, torch.bfloat16, 2, 16, ("tensor",), 9)
     monkeypatch.setattr(kernels, "compared", {})
     broken = True
     for dtype, same in ((torch.float32, True), (torch.bfloat16, False)):
         how = cpu, dtype, 2, 16, ("tensor",), 9
-        assert kernels.equal(model_fox.fox_attention, way, *how) == same
-    assert "model_fox.fox_attention runs as it is written" in capsys.readouterr().err
+        assert kernels.equal(fox.fox_attention, way, *how) == same
+    assert "fox.fox_attention runs as it is written" in capsys.readouterr().err
 
 
 def test_a_way_that_drops_too_much_is_found_out(monkeypatch, capsys):

@@ -13,14 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 import kernels
 import model_cable
-import model_classics
 import model_cope
-import model_fox
 import model_tra
 from common.device import setup
 from common.spy import attention_module, plain_function
-from model_classics import attention
 from model_tra import tra_attention
+from rivals import classics, fox
+from rivals.classics import attention
 from tests.examples import encoding, example
 from tests.helpers import (
     CUDA,
@@ -114,15 +113,15 @@ def test_interpreted_kernel_fox_and_alibi(Tq, Tk):
     def wrap(f):
         return lambda q, k, v, gate: f(q, k, v, F.logsigmoid(gate).cumsum(-1))
     inputs = [*(heads(2, 1, T, 16) for T in (Tq, Tk, Tk)), torch.randn(2, 1, Tk)]
-    same_as(literal_of(model_fox), kernels.separable.fox_attention, inputs, wrap=wrap)
+    same_as(literal_of(fox), kernels.separable.fox_attention, inputs, wrap=wrap)
     pe, fast = encoding("alibi"), kernels.ON_GPU["alibi_attention"]
     inputs, slopes = [heads(1, 3, T, 32) for T in (Tq, Tk, Tk)], pe.slopes.float().to(DEVICE)
     given = {fast: slopes}
-    same_as(literal_of(model_classics), fast, inputs,
+    same_as(literal_of(classics), fast, inputs,
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
     if Tq == Tk:
         on_device = [x.to(DEVICE) for x in inputs]
-        assert kernels.faster(model_classics.alibi_attention, *on_device, slopes) is fast
+        assert kernels.faster(classics.alibi_attention, *on_device, slopes) is fast
 
 
 @with_kernels

@@ -10,13 +10,11 @@ from torch.nn import functional as F
 
 import kernels
 import model_cable
-import model_classics
 import model_cope
-import model_diff
-import model_fox
 import model_tra
 from common import names
 from common.spy import attention_module, plain_function, spy
+from rivals import classics, diff, fox
 from tests.helpers import MODEL_FILES, MODELS, TINY, close, make, python
 
 
@@ -59,19 +57,19 @@ def test_what_starts_at_zero():
     attn = fresh(model_cable).h[0].attn
     for linear in (attn.w_c, attn.w_s):  # g starts near log 2, half of the steps at 0
         assert torch.equal(linear.bias, torch.zeros(4)) and 0.015 < linear.weight.std() < 0.025
-    for module in (model_fox, model_tra):
+    for module in (fox, model_tra):
         assert (fresh(module).h[0].attn.w_f.bias == 0).all()
     assert all((table == 0).all() for table in fresh(model_cope).pos_emb)
-    assert (fresh(model_classics, pe="relative").pe[0].e == 0).all()
+    assert (fresh(classics, pe="relative").pe[0].e == 0).all()
 
 
 def test_what_does_not_start_at_zero():
-    t5, kerple, fire = (fresh(model_classics, pe=pe).pe[0] for pe in ("t5", "kerple", "fire"))
+    t5, kerple, fire = (fresh(classics, pe=pe).pe[0] for pe in ("t5", "kerple", "fire"))
     assert 0.015 < t5.r.std() < 0.025
     for x, most in ((kerple.p, 2), (kerple.a, 1)):
         assert 0 < x.min() and x.max() < most and x.unique().numel() == 4
     assert (fire.c.item(), fire.m.item()) == pytest.approx((0.1, 1))
-    attn = fresh(model_diff).h[0].attn
+    attn = fresh(diff).h[0].attn
     lambdas = torch.cat([attn.l_q1, attn.l_k1, attn.l_q2, attn.l_k2])
     assert 0.07 < lambdas.std() < 0.13
     model = fresh(model_cable)
@@ -166,6 +164,6 @@ def test_every_model_file_runs_alone(tmp_path):
             m = importlib.import_module(path.stem)
             y = m.GPT(m.GPTConfig(n_layer=1))(torch.zeros(1, 9, dtype=torch.long))[0]
             print(path.stem, *y.shape)"""
-    wanted = [f"{path.stem} 1 9 {8195 if path.stem == 'model_bert' else 257}"
+    wanted = [f"{path.stem} 1 9 {8195 if path.stem == 'bert' else 257}"
               for path in MODEL_FILES]
     assert python(code, tmp_path).splitlines() == wanted

@@ -6,12 +6,10 @@ import torch
 from torch.nn import functional as F
 
 import kernels
-import model_path
-import model_ssmax
-import model_stick
 from common import names
 from common.spy import attention_module, plain_function
-from model_path import path_attention
+from rivals import path, ssmax, stick
+from rivals.path import path_attention
 from tests.examples import example, in_float32, path_formula
 from tests.helpers import N, close, make, mlp_by_hand, random_qkv
 
@@ -49,7 +47,7 @@ def attention_by_hand(attn, c, x):
             sums = F.pad(sums, (0, 1))
             z = z + sums
         a = z.softmax(-1)
-        if attention_module(attn) is model_stick:
+        if attention_module(attn) is stick:
             a, left = torch.zeros_like(z), torch.ones_like(z[..., 0])
             for j in reversed(range(i)):
                 a[..., j] = left * z[..., j].sigmoid()
@@ -109,16 +107,16 @@ def test_the_three_forms_of_path(monkeypatch):
     close(token_by_token, product, 1e-12)
     close(at_once, product, 1e-12)
     for rows in (64, 8, 1):
-        monkeypatch.setattr(model_path, "ROWS", rows)
+        monkeypatch.setattr(path, "ROWS", rows)
         close(path_attention(q, k, v, w, beta), product, 1e-12)
-        close(model_path.keys_after(k, w, beta), keys, 1e-12)
+        close(path.keys_after(k, w, beta), keys, 1e-12)
 
 
 def test_a_mirror_keeps_lengths_and_a_zero_leaves_the_plain_gpt():
     """beta = 2 mirrors: thousands of tokens later a key is as long as it was, in float32, too."""
     _, k, _, w, beta, _ = in_float32(example("path", 3000, 3000)[2])
     two = torch.full_like(beta, 2)
-    close(model_path.keys_after(k, w, two).norm(dim=-1), k.norm(dim=-1), 1e-4)
+    close(path.keys_after(k, w, two).norm(dim=-1), k.norm(dim=-1), 1e-4)
     q, k, v = random_qkv()
     w = F.normalize(torch.randn_like(q), dim=-1)
     close(path_attention(q, k, v, w, torch.zeros(2, 3, 37).double()),
@@ -127,14 +125,14 @@ def test_a_mirror_keeps_lengths_and_a_zero_leaves_the_plain_gpt():
 
 def test_what_ssmax_and_stick_say():
     """Training windows' last rows start as the plain GPT's; a key that takes all hides the rest."""
-    model = model_ssmax.GPT(model_ssmax.GPTConfig(block_size=24, n_layer=1))
+    model = ssmax.GPT(ssmax.GPTConfig(block_size=24, n_layer=1))
     q, k, v = random_qkv(H=4, Tq=24, Tk=24, dtype=torch.float32)
     with torch.no_grad():
-        y = model_ssmax.ssmax_attention(q, k, v, model.h[0].attn.s)
+        y = ssmax.ssmax_attention(q, k, v, model.h[0].attn.s)
     close(y[:, :, -1:], F.scaled_dot_product_attention(q[:, :, -1:], k, v), 1e-6)
     q, k, v = random_qkv()
     k[:, :, 20] = 1e5 * q[:, :, 30]  # row 30 takes all of it, and nothing behind
-    y, parts = model_stick.literal(q, k, v)
+    y, parts = stick.literal(q, k, v)
     assert parts["attention"][:, :, 30, :20].eq(0).all() and y[:, :, 0].eq(0).all()
     close(parts["attention"][:, :, 30].sum(-1), torch.ones(2, 3), 1e-12)
 

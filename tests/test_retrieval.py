@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import data.text
-from data import Options, corpora, pairs, retrieval, search
+from data import Options, corpora
+from encoders import pairs, retrieval, search
 from tests.helpers import (
     ENCODER_FLAGS,
     close,
@@ -438,7 +439,7 @@ def test_what_an_encoder_refuses(library, trained):
             ((*start, "--model", "cable"), "retrieval needs an encoder"),
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
-            ((*start, "--init_from", "m", "--n_embd", 32), "do not fit model_bert.py"),
+            ((*start, "--init_from", "m", "--n_embd", 32), "do not fit encoders/bert.py"),
             (("maps.py", "attention", "m"), "is an encoder: maps are of causal models"),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
             ((*start, "--corpus", "empty"), "has no text in it"),

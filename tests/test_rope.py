@@ -1,12 +1,12 @@
-"""model_rope.py: each repair against a float64 double loop, whole and over a cache."""
+"""rivals/rope.py: each repair against a float64 double loop, whole and over a cache."""
 import cmath
 import math
 
 import pytest
 import torch
 
-import model_rope
-from model_rope import REPAIRS, SINKS, Cache, Turn, literal, rope_attention, turned
+from rivals import rope
+from rivals.rope import REPAIRS, SINKS, Cache, Turn, literal, rope_attention, turned
 from tests.helpers import close, command, complaint, log_of, make
 
 L = 12
@@ -63,7 +63,7 @@ def by_hand(q, k, v, repair):
 @pytest.mark.parametrize("T", LENGTHS)
 @pytest.mark.parametrize("repair", REPAIRS)
 def test_a_repair_is_its_formula(repair, T, monkeypatch):
-    monkeypatch.setattr(model_rope, "ROWS", 7)
+    monkeypatch.setattr(rope, "ROWS", 7)
     for H, d in ((2, 16), (3, 4)):
         torch.manual_seed(T)
         q, k, v = (torch.randn(1, H, T, d, dtype=torch.float64) for _ in range(3))
@@ -126,6 +126,6 @@ def test_set_changes_a_run_at_test_time(home):
     assert log_of(home / "run") and (home / "run" / "ckpt.pt").read_bytes() == before
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
     for change, says in (("repiar=pi", "did you mean repair?"), ("repair=yam", "is not one of pi"),
-                         ("n_head=1", "not a choice of model_rope.py at test time: choose"),
+                         ("n_head=1", "not a choice of rivals/rope.py at test time: choose"),
                          ("repair", "--set takes NAME=VALUE")):
         assert says in complaint(home, "eval.py", "run", "--set", change)

@@ -5,11 +5,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import model_rope
 import model_tra
 from common import names
 from common.spy import spy
-from experiments import cope_variants, learned_hard, tra_variants
+from experiments.variants import cope as cope_variants
+from experiments.variants import learned_hard
+from experiments.variants import tra as tra_variants
+from rivals import rope
 from tests.examples import naive
 from tests.helpers import TINY, close, make, random_qkv
 
@@ -26,8 +28,8 @@ def counted_layer(x, model, layer):
         q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
     plain = q
     if c.plus == "rope":
-        waves = model_rope.Turn("", q.size(-1), T, T).waves(torch.arange(T))
-        q, k = model_rope.turned(q, waves), model_rope.turned(k, waves)
+        waves = rope.Turn("", q.size(-1), T, T).waves(torch.arange(T))
+        q, k = rope.turned(q, waves), rope.turned(k, waves)
     gate_keys = dict(key=k, val=v, sep=split(attn.w_g.weight) if c.gates == "sep" else None)
 
     def bias(b, h, i, j):

@@ -25,9 +25,10 @@ import torch
 from torch.nn import functional as F
 
 from data import check_same, check_split, corpora, describe, text
-from data.mlm import CutTask, cut_to
-from data.pairs import prepare
-from data.search import (
+from data.text import PAD
+from encoders.mlm import CutTask, cut_to
+from encoders.pairs import prepare
+from encoders.search import (
     best_window,
     bm25_scores,
     embed,
@@ -36,7 +37,6 @@ from data.search import (
     windows_of,
     words_of,
 )
-from data.text import PAD
 
 PLACES = 16  # in a file, among which its hard negatives are chosen
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from data.corpora import read_files
-from data.mlm import cut_to
-from data.pairs import save
 from data.text import get_encoding
+from encoders.mlm import cut_to
+from encoders.pairs import save
 
 TOKENS = 2**14  # that go through an encoder at once
 FILES, EACH, WIDTH = 10, 3, 70  # files that are named, lines of each, characters of a line

@@ -1,32 +1,32 @@
 """
 Hard attention (CoPE, Table 7 and appendix C): a query takes the one key that it likes best. The
-weights' gradient is softmax's, straight-through. Positions are learned, as in model_classics.py.
+weights' gradient is softmax's, straight-through. Positions are learned, as in rivals/classics.py.
 """
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
-import model_classics
-from model_classics import Cache  # noqa: F401  (decoding asks the module for it)
+from rivals import classics
+from rivals.classics import Cache  # noqa: F401  (decoding asks the module for it)
 
 ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
-class GPTConfig(model_classics.GPTConfig):
+class GPTConfig(classics.GPTConfig):
     pe: str = "learned"  # no other
 
 
 VARIANTS = dict(learned_hard=dict(pe="learned"))
 
 EQUATION = "attention_ij = 1 for the largest q_i . k_j / sqrt(d), j <= i, else 0"
-STEP = model_classics.STEP
+STEP = classics.STEP
 
 
 def literal(q, k, v):
     """hard_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
-    _, parts = model_classics.literal(q, k, v)
+    _, parts = classics.literal(q, k, v)
     soft = parts["attention"]
     hard = F.one_hot(soft.argmax(-1), k.size(2))
     parts["attention"] = hard + (soft - soft.detach())  # hard, with the gradient of soft
@@ -45,17 +45,17 @@ def hard_attention(q, k, v):
     return torch.cat(y, dim=2)
 
 
-class Hard(model_classics.Learned):
+class Hard(classics.Learned):
     def attention(self, q, k, v):
         return hard_attention(q, k, v)
 
 
-class CausalSelfAttention(model_classics.CausalSelfAttention):
+class CausalSelfAttention(classics.CausalSelfAttention):
     def forward(self, *args):  # the attention is this file's: common/spy.py asks
         return super().forward(*args)
 
 
-class GPT(model_classics.GPT):
+class GPT(classics.GPT):
     def __init__(self, config):
         super().__init__(config)
         weights = self.state_dict()

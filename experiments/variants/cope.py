@@ -21,11 +21,11 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-import model_classics
 import model_cope
-from model_classics import Relative
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
-from model_rope import Turn, turned
+from rivals import classics
+from rivals.classics import Relative
+from rivals.rope import Turn, turned
 
 ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
@@ -126,7 +126,7 @@ class Position(nn.Module):
         self.relative = None  # beside the count
         if config.plus == "relative":
             shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)
-            self.relative = Relative(model_classics.GPTConfig(**shape))
+            self.relative = Relative(classics.GPTConfig(**shape))
 
     def clamp(self, p):
         whole = self.use == "alibi" or self.drop  # Eq. 10 has no p_max
