@@ -46,8 +46,8 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vo
 
 def read(model, idx, cache):
     """The last logits of idx (B, T), which may be a long prompt: it goes through in pieces."""
-    for logits in data.in_pieces(model, idx, cache):
-        pass
+    for part in data.in_pieces(model, idx, cache):
+        logits = part
     return logits
 
 
