@@ -17,7 +17,7 @@ import signal
 import sys
 import textwrap
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -127,26 +127,20 @@ def task_and_model(c, saved, device, rank, world):
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
     if rank:
         dist.barrier()  # the first one prepares the data
-    task = names.make_task(vars(c), origin["kept"] if origin else ())
+    task = names.make_task(vars(c), origin["kept"] if origin else {})
     if world > 1 and not rank:
         dist.barrier()
     if saved and task.source != saved["source"]:
         fail("the text has changed since the run was trained on it; begin a new run, with "
              "--init_from to keep its weights")
-    if c.batch_size < task.least_batch * world:
-        fail(f"this task needs a --batch_size of at least {task.least_batch} for each process")
-    setattr(c, task.text_flag, getattr(task, task.text_flag))  # a path is absolute now
+    vars(c).update(asdict(task))  # its paths are absolute now
     c.vocab_size = task.vocab_size
-    module, _ = names.models()[c.model]
-    if names.is_encoder(module.GPT) != task.for_encoders:
-        fail(f"{c.data} needs {'an encoder' if task.for_encoders else 'a causal model'}: "
-             f"choose from {', '.join(names.that_read(both_ways=task.for_encoders))}")
     torch.manual_seed(c.seed)
     model = names.make_model(vars(c)).to(device)
     if origin:
         load_weights(model, origin["model"], c.init_from or "the checkpoint")
     if not saved:
-        task.begin(model)
+        task.prepare(model)
     return task, model
 
 
@@ -274,7 +268,7 @@ def main(argv=None):
         # save
         if (validating or stopping) and not rank:
             state = dict(
-                config=vars(c), source=task.source, kept=task.kept, iter=it, seconds=seconds,
+                config=vars(c), source=task.source, kept=task.state(), iter=it, seconds=seconds,
                 best_val_loss=best_val_loss, model=raw_model.state_dict(),
                 optimizer=optimizer.state_dict(), environment=environment())
             if average:
@@ -299,10 +293,12 @@ def main(argv=None):
 
     # evaluation
     if c.evaluate and not rank:
-        for name, *words in task.afterwards:
-            for flag in ("device", "dtype", "kernel"):
-                words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
-            script(name, out, *words)
+        words = []
+        for flag in ("device", "dtype", "kernel"):
+            words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
+        script("eval.py", out, *words)
+        if task.encoding:
+            script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *words)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,6 @@ def check_text(config, source):
     tokens: a checkpoint must not make us read any path that it names.
     """
     if not names.find_task(config["data"], gone=True).was_prepared(config, source):
-        where = config.get("corpus", config["data"])
+        where = config[names.text_setting(config)]
         fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
              "here: name it with --data, or resuming an encoder's run with --corpus")

@@ -133,7 +133,12 @@ def find_task(name, gone=False):
     return data.text.Task
 
 
-def make_task(config, kept=()):
+def text_setting(config):
+    """Which setting names the text of a run: encoders have it in a task of its own."""
+    return "corpus" if "corpus" in config else "data"
+
+
+def make_task(config, kept=None):
     """
     The task of a flat config, with what a checkpoint has kept for it; where the config has a
     model's vocab_size, it is the task's. Raises ValueError.
@@ -141,7 +146,7 @@ def make_task(config, kept=()):
     cls = find_task(config["data"])
     task = cls(**pick(cls, config))
     if kept:
-        task.adopt(kept)
+        task.load(kept)
     if config.get("vocab_size", 0) not in (0, task.vocab_size):
         fail(f"{config['data']} has {task.vocab_size} tokens, the model {config['vocab_size']}")
     return task
