@@ -31,7 +31,7 @@ from matplotlib.ticker import LogLocator, NullLocator  # noqa: E402
 from common.files import ROOT, fail, in_one_line, read_json, read_log, write_figure  # noqa: E402
 from common.flags import Parser  # noqa: E402
 from common.names import nearest  # noqa: E402
-from data import binned  # noqa: E402
+from scoring import binned  # noqa: E402
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                      "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11,

@@ -43,7 +43,8 @@ class Models(dict):
         for file in {file for files in self.owners.values() for file in files}:
             if own_name(file) == name:
                 answers = [other for other, files in self.owners.items() if file in files]
-                fail(f"{file} does not answer to {name!r} but to {', '.join(answers)}: see VARIANTS")
+                answers = ", ".join(answers)
+                fail(f"{file} does not answer to {name!r} but to {answers}: see VARIANTS")
         fail(f"unknown model {name!r}: {nearest(name, self.owners)} "
              f"(there is no model_{name}.py)")
 

@@ -75,7 +75,7 @@ def scored(model, task, number, split="iid"):
     def forward(model, x, y):
         return model(x), None
     task.forward = forward
-    return data.task_scores(model, task, split, data.Options(amount=number, seed=1))
+    return rates.task_scores(model, task, split, scoring.Options(amount=number, seed=1))
 
 
 def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
@@ -102,11 +102,11 @@ def test_what_is_no_score(capsys):
         task.forward = lambda model, x, y, value=value: (
             torch.full((*x.shape, task.vocab_size), value), None)
         row.pop("not_finite", 0)
-        data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
+        data.score_splits(row, run, task, 64, ["iid"], scoring.Options(amount=3))
         assert row.get("not_finite", False) == wrong and (row["scores"][64] == {}) == wrong
         assert ("its logits are not finite" in capsys.readouterr().out) == wrong
     task.score = lambda logits, x, y: dict(accuracy=(y[:, 0] * 0, y[:, 0] * 0))
-    data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
+    data.score_splits(row, run, task, 64, ["iid"], scoring.Options(amount=3))
     assert row["scores"][64] == {} and "nothing is scored in it" in capsys.readouterr().out
 
 
