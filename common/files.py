@@ -88,7 +88,11 @@ def script(*args):
     """Run another of our scripts, showing the command; where it fails, so do we."""
     words = [str(word) for word in args]
     print("\n$ python " + " ".join(words), flush=True)
-    code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
+    try:
+        code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code:
         sys.exit(code)
 
