@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from concurrent.futures import Executor, Future
@@ -150,7 +149,8 @@ FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
 def write_fork(folder, name="cable", *edits):
-    source = (ROOT / f"model_{name}.py").read_text(encoding="utf-8")
+    file, = [*ROOT.glob(f"model_{name}.py"), *ROOT.glob(f"rivals/{name}.py")]
+    source = file.read_text(encoding="utf-8")
     variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
     for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
         assert old in source, f"model_{name}.py has no {old!r} to edit"
@@ -271,7 +271,6 @@ def patch_everywhere(patch, name, value, new):
 def standing_in(folder, draw=False):
     """The scripts take folder for the repository: out/, results/, prepared text are there."""
     from matplotlib import pyplot
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     enabled, precision = kernels.enabled, torch.get_float32_matmul_precision()
     names.models()  # which are the repository's
     with pytest.MonkeyPatch.context() as patch:
@@ -283,8 +282,6 @@ def standing_in(folder, draw=False):
         if not draw:
             patch.setattr(pyplot.Figure, "savefig", sketched)
         yield
-    for s, handler in handlers.items():
-        signal.signal(s, handler)
     kernels.enabled = enabled
     torch.set_float32_matmul_precision(precision)
     pyplot.close("all")
