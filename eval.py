@@ -142,7 +142,7 @@ def main(argv=None):
         bema=args.bema, attention=attention, peak_memory_GB=peak_memory(device))
     write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
-    script("plot.py", task.figure, f"{out}.json")
+    script("figures.plot", task.figure, f"{out}.json")
 
 
 if __name__ == "__main__":

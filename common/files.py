@@ -47,10 +47,17 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another of our scripts, showing the command; where it fails, so do we."""
-    words = [str(word) for word in args]
-    print("\n$ python " + " ".join(words), flush=True)
-    code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    """
+    Run another of our scripts, `eval.py` or a module, `figures.plot`, showing the command; where it
+    fails, so do we.
+    """
+    name, *words = map(str, args)
+    is_file = name.endswith(".py")
+    print("\n$ python", *([] if is_file else ["-m"]), name, *words, flush=True)
+    start = [str(ROOT / name)] if is_file else ["-m", name]
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
+    code = subprocess.run([sys.executable, *start, *words], env=env).returncode
     if code:
         sys.exit(code)
 

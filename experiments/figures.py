@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-import plot
 from common.files import write_figure
-from plot import plt
+from figures import plot
+from figures.plot import plt
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 

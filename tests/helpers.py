@@ -150,7 +150,8 @@ FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
 def write_fork(folder, name="cable", *edits):
-    source = (ROOT / f"model_{name}.py").read_text(encoding="utf-8")
+    file, = [*ROOT.glob(f"model_{name}.py"), *ROOT.glob(f"rivals/{name}.py")]
+    source = file.read_text(encoding="utf-8")
     variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
     for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
         assert old in source, f"model_{name}.py has no {old!r} to edit"

@@ -2,8 +2,8 @@
 import pytest
 
 import experiments
-import plot
 from experiments import figures, runs
+from figures import plot
 from tests import helpers
 from tests.helpers import labels_of
 from tests.test_plot import score_row

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import maps
 from common.checkpoint import load_run
 from common.names import models
+from figures import maps
 from tests.helpers import INF, ROOT, TINY_RUN, command, make
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -49,7 +49,7 @@ def unpacked(content, string):
 
 def test_a_page_to_play_with_holds_what_literal_says(trained, home):
     """Every number of every head to two digits; the last of a list stands for all that follow."""
-    command(home, "maps.py", "play", trained / "tra", trained / "rope", "--length", 12, 40,
+    command(home, "figures.maps", "play", trained / "tra", trained / "rope", "--length", 12, 40,
             "--split", "dense", "sparse", "iid", "--out", "p.html")
     content, _ = page_data(home / "p.html")
     which = ("dense", 12), ("sparse", 40), ("iid", 40)
@@ -131,7 +131,7 @@ def test_the_head_that_reads_the_answer_is_shown_first():
 
 def test_the_pages_that_are_committed_have_the_template_as_it_is():
     """Nothing comes from the network; a scene's address names what there is."""
-    _, template = page_data(ROOT / "play.html")
+    _, template = page_data(ROOT / "figures" / "play.html")
     assert template.count("\n") <= 350 and max(map(len, template.splitlines())) <= 100
     for word in ("http:", "https:", " src=", "import ", "fetch(", "@font-face", "url("):
         assert word not in template, word
@@ -157,7 +157,8 @@ def test_a_page_of_a_fork(fork, copy):
     fork("fox", ("bias = -distance", "bias = -3 * distance"),
          ('STEP = "-log f_k', 'STEP = "</script><b>three</b> -log f_k'))
     command(copy, "train.py", "--model", "mine", *TINY_RUN)
-    command(copy, "maps.py", "play", "out/mine-flipflop-nano", "--length", 12, "--out", "p.html")
+    command(copy, "figures.maps", "play", "out/mine-flipflop-nano", "--length", 12,
+            "--out", "p.html")
     content, _ = page_data(copy / "p.html")
     parts = unpacked(content, content["strings"][0])[0][0]
     assert np.abs(parts["bias"] + 3 * parts["distance"]).max() < 3
@@ -244,7 +245,7 @@ def visited(trained, tmp_path_factory):
     home = tmp_path_factory.mktemp("visited")
     (home / "guide.md").write_text(GUIDE, encoding="utf-8")
     runs = trained / "rope", trained / "tra", trained / "tra"
-    command(home, "maps.py", "play", *runs, "--length", 16, 48, "--guide", "guide.md",
+    command(home, "figures.maps", "play", *runs, "--length", 16, 48, "--guide", "guide.md",
             "--out", "p.html")
     return home / "p.html"
 

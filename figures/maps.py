@@ -1,18 +1,18 @@
 """
 Model -> figure: what a trained model attends to, and what counts as a step for it.
 
-    python maps.py attention out/tra-flipflop-nano --split sparse
-    python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
+    python -m figures.maps attention out/tra-flipflop-nano --split sparse
+    python -m figures.maps attention out/cope-stdlib-nano --prompt "def f(x):"
         every head of a layer: of every query (down) and key (across) what the model file's
         `literal` says: the attention, the step that the key counts as, its distance, and the
         position, exp(bias) scaled to 1 in each row: the attention if all contents were alike
-    python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
+    python -m figures.maps steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
         the same of the last query, in the head that looks the hardest, one model a lane
-    python maps.py reach out/cable-stdlib-nano --length 2048
+    python -m figures.maps reach out/cable-stdlib-nano --length 2048
         the share of the attention on the last n tokens, for every n
-    python maps.py counts out/{cope,tra}-flipflop-nano
+    python -m figures.maps counts out/{cope,tra}-flipflop-nano
         the mean step of every sort of token, as the queries see it whose answer is scored
-    python maps.py play out/{fox,tra}-flipflop-nano --length 64 256
+    python -m figures.maps play out/{fox,tra}-flipflop-nano --length 64 256
         a page to play with, which needs no network: the numbers of steps for every query and head,
         and what each model predicts; --guide FILE.md: its words and scenes (results/play.md)
 """

@@ -1,12 +1,18 @@
 """
-JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behind.
+JSON -> figure: draw what eval.py, reproduce.py and train.py left behind.
 
-    python plot.py lengths out/cable-stdlib-nano/eval.json       perplexity by window length
-    python plot.py scores out/tra-flipflop-nano/eval.json        a task's scores by split
-    python plot.py positions out/postnorm-dyck-nano/eval.json    TVD or AUC by position
-    python plot.py ndcg out/bert_cable-retrieval-nano/eval.json  nDCG by document length
-    python plot.py curves out/cable-stdlib-nano out/rope-*       learning curves
-    python plot.py errors out/tra-flipflop-* out/cope-*          a task's scores by training step
+    python -m figures.plot lengths out/cable-stdlib-nano/eval.json
+        perplexity by window length
+    python -m figures.plot scores out/tra-flipflop-nano/eval.json
+        a task's scores by split
+    python -m figures.plot positions out/postnorm-dyck-nano/eval.json
+        TVD or AUC by position
+    python -m figures.plot ndcg out/bert_cable-retrieval-nano/eval.json
+        nDCG by document length
+    python -m figures.plot curves out/cable-stdlib-nano out/rope-*
+        learning curves
+    python -m figures.plot errors out/tra-flipflop-* out/cope-*
+        a task's scores by training step
 
 A path is a JSON, a folder of them (results/runs/cable_table1.cpu) or the folder of a run; several
 are drawn together. Runs that differ only in the seed become one line, their mean, and their range
