@@ -11,8 +11,7 @@ from tests.test_plot import score_row
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield helpers.drawn(monkeypatch)
-    plot.plt.close("all")
+    return helpers.drawn(monkeypatch)
 
 
 def column(task, better="more", form=".1f", logarithmic=False, least=10):

@@ -13,8 +13,7 @@ from tests.helpers import ROOT, command, complaint, is_png, labels_of, log_of
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield helpers.drawn(monkeypatch)
-    plot.plt.close("all")
+    return helpers.drawn(monkeypatch)
 
 
 def lines_of(ax):
@@ -138,7 +137,6 @@ def test_lines_that_coincide_stay_visible():
     assert not first.is_dashed() and second.is_dashed() and third.is_dashed()
     assert labels_of(fig) == list(lines) and all(len(line.get_xdata()) == 3 for line in (
         first, second, third))
-    plot.plt.close(fig)
 
 
 def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, home, drawn):
