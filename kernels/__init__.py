@@ -47,12 +47,12 @@ ON_GPU = {} if triton is None else dict(
     cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
 # The source of each plain function, as `python -m kernels` prints it, and the helpers that it calls
 SOURCES = dict(
-    cable_attention=("32a16a50d6908bc8",),
-    fox_attention=("96378bfa5f6316ab",),
-    alibi_attention=("9bea65d8a847e5cc", "attention"),
-    tra_attention=("31a81c51522ce558",),
-    cope_attention=("78067b28157fd1b7", "interpolate"),
-    stick_attention=("a0240d67d5290c7f",),
+    cable_attention=("d832fd93d735f714",),
+    fox_attention=("0284b2f313658f0a",),
+    alibi_attention=("8cdbedc144b8acce", "attention"),
+    tra_attention=("fcdf4b1369845976",),
+    cope_attention=("b937b4ea73d94f0f", "interpolate"),
+    stick_attention=("fc4d67ef2b0bcbcd",),
 )
 
 
