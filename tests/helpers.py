@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from concurrent.futures import Executor, Future
@@ -268,7 +267,6 @@ def patch_everywhere(patch, name, value, new):
 def standing_in(folder, draw=False):
     """The scripts take folder for the repository: out/, results/, prepared text are there."""
     from matplotlib import pyplot
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     enabled, precision = kernels.enabled, torch.get_float32_matmul_precision()
     names.models()  # which are the repository's
     with pytest.MonkeyPatch.context() as patch:
@@ -280,8 +278,6 @@ def standing_in(folder, draw=False):
         if not draw:
             patch.setattr(pyplot.Figure, "savefig", sketched)
         yield
-    for s, handler in handlers.items():
-        signal.signal(s, handler)
     kernels.enabled = enabled
     torch.set_float32_matmul_precision(precision)
     pyplot.close("all")
