@@ -165,10 +165,10 @@ def task_and_model(c, saved, device, rank, world):
 def show_settings(c, task, model, where):
     for title, cls in configs(sys.modules[type(model).__module__], type(task)).items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
-        print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
+        say(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
+    say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
     if where.startswith("cuda") and c.size == "nano":
-        print("nano is made for a CPU: README.md, With a GPU, has what a card is for")
+        say("nano is made for a CPU: README.md, With a GPU, has what a card is for")
 
 
 def fail_not_finite(model, loss, it):

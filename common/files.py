@@ -87,7 +87,7 @@ def in_one_line(kind, error, trace):
 def script(*args):
     """Run another of our scripts, showing the command; where it fails, so do we."""
     words = [str(word) for word in args]
-    print("\n$ python " + " ".join(words), flush=True)
+    say("\n$ python " + " ".join(words))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
     try:
         code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode

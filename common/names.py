@@ -118,6 +118,11 @@ def that_read(both_ways):
     return [name for name, (module, _) in models().items() if is_encoder(module.GPT) == both_ways]
 
 
+def file_of(model):
+    """The file of a model, or of its class."""
+    return model.__module__.replace(".", "/") + ".py"
+
+
 def new_cache(model, size):
     """An empty cache of the model's own kind, for `size` tokens to come."""
     return sys.modules[type(model).__module__].Cache(size)
