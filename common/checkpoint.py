@@ -7,7 +7,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import fail
+from common.files import fail, write_safely
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
@@ -55,6 +55,10 @@ def load_checkpoint(path):
     if not whole:
         fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
     return checkpoint
+
+
+def save_checkpoint(path, checkpoint):
+    write_safely(path, lambda tmp: torch.save(checkpoint, tmp))
 
 
 def load_weights(model, weights, path):

@@ -10,7 +10,8 @@ import torch
 
 import train
 from common import names
-from common.files import in_one_line, open_log, write_text
+from common.files import in_one_line, write_text
+from common.log import open_log
 from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses, write_task
 
 
