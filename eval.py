@@ -121,6 +121,19 @@ def where_to_write(args, runs):
     return folder / name
 
 
+def score_runs(scores, runs):
+    """The loop: every run at every length -> what the JSON has of it."""
+    rows = []
+    for run in runs:
+        row = describe(run)
+        scores.start(run, row)
+        for T in scores.lengths:
+            scores.score(run, row, T)
+        if scores.finish(run, row):
+            rows.append(row)
+    return scores.about() | dict(runs=rows)
+
+
 def main(argv=None):
     args = parse(argv)
     device, context, words = setup(args)
@@ -133,27 +146,17 @@ def main(argv=None):
     out = where_to_write(args, runs)
     out.parent.mkdir(parents=True, exist_ok=True)  # before hours of scoring, not after
 
-    # every run at every length
-    scores, rows = scoring.Scores(task, runs, options), []
-    for run in runs:
-        row = describe(run)
-        scores.start(run, row)
-        for T in scores.lengths:
-            scores.score(run, row, T)
-        if scores.finish(run, row):
-            rows.append(row)
-    if not rows:
+    scores = score_runs(scoring.Scores(task, runs, options), runs)
+    if not scores["runs"]:
         fail("no length could be scored")
-
-    # the JSON and the figure
     asked = sys.argv[1:] if argv is None else map(str, argv)
     _, dtype, attention = words.split(", ", maxsplit=2)
     about = dict(
         command=shlex.join(["python", "eval.py", *asked]), environment=environment(), dtype=dtype,
         bema=args.bema, attention=attention, peak_memory_GB=peak_memory(device))
-    write_json(f"{out}.json", about | scores.about() | dict(runs=rows))
+    write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
-    script("plot.py", scoring.FIGURE, f"{out}.json")
+    script("figures.plot", scoring.FIGURE, f"{out}.json")
 
 
 if __name__ == "__main__":

@@ -80,12 +80,19 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another of our scripts, showing the command; where it fails, so do we."""
-    words = [str(word) for word in args]
-    say("\n$ python " + " ".join(words))
+    """
+    Run another of our scripts, `eval.py` or a module, `figures.plot`, showing the command; where it
+    fails, so do we.
+    """
+    name, *words = map(str, args)
+    is_file = name.endswith(".py")
+    say(" ".join(["\n$ python", *([] if is_file else ["-m"]), name, *words]))
+    start = [str(ROOT / name)] if is_file else ["-m", name]
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
     try:
-        code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+        code = subprocess.run([sys.executable, *start, *words], env=env).returncode
     finally:
         signal.signal(signal.SIGTERM, before)
     if code:

@@ -131,7 +131,7 @@ def task_scores(model, task, split, options):
 
 
 def in_full(model, x, y):
-    """What the model says to x, y; a long x goes through it in pieces."""
+    """What model(x, y) is, where a long x goes through it in pieces."""
     if x.size(1) <= data.piece(model, x.size(1)):
         return model(x, y)
     logits = torch.cat(list(data.in_pieces(model, x)), 1)
