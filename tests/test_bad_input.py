@@ -247,6 +247,7 @@ def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
         in_one_line(type(e), e, e.__traceback__)
     assert capfd.readouterr().err.startswith("error: a flip-flop string is pairs")
     assert "ZeroDivisionError: ours" in said(ZeroDivisionError("ours"))
-    for script in ("train", "eval", "sample", "plot", "maps", "bench", "reproduce"):
+    for script in ("train", "eval", "sample", "reproduce", "figures/plot", "figures/maps",
+                   "kernels/bench"):
         end = Path(ROOT / f"{script}.py").read_text().split('\nif __name__ == "__main__":\n')[1]
         assert end.startswith("    sys.excepthook = in_one_line\n"), script
