@@ -30,7 +30,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from common.files import ROOT, fail, in_one_line, read_json, read_log, write_figure
 from common.flags import Parser
 from common.names import nearest
-from data import binned
+from scoring import binned
 
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11, "legend.frameon": False,

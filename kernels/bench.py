@@ -125,7 +125,7 @@ def decode(args):
 
     def prepare(model, idx):
         cache = new_cache(model.eval(), n + 10)
-        for part in idx[:, :n].split(piece(model), 1):
+        for part in idx[:, :n].split(piece(model, n), 1):
             model(part, cache=cache)
 
         def step():

@@ -22,11 +22,6 @@ def test_several_checkpoints_in_one_table_and_figure(trained, tmp_path):
     both = written(tmp_path / "two.json")
     assert [list(r["perplexity"]) for r in both["runs"]] == [["8", "40"], ["8"]]
     assert both["command"].startswith("python eval.py cable learned --lengths 8 40 --out ")
-    # the number of a run is the same alone, and by the saved weights at the beginning of the best
-    command(trained, "eval.py", "cable/best.pt", "--lengths", 8, "--out", tmp_path / "one")
-    one = written(tmp_path / "one.json")["runs"][0]
-    assert one["checkpoint"] == "best.pt" and one["iter"] == 2
-    assert one["perplexity"]["8"] == both["runs"][0]["perplexity"]["8"]
 
 
 def test_another_evaluation_does_not_replace_the_first(trained, home):
