@@ -24,7 +24,7 @@ LN_F = "        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)"
 CHANGES = dict(
     classics=([FORWARD, ATTEND, EMBED, LAYERS, LOOP],
               r"\bpe\b|\bpos\b|\bstart\b|capped|n_label|ENCODINGS|tables|for layer, block"),
-    cable=([ATTEND], r"w_c|w_s|step|weight: bool|\ba\b"),
+    cable=([ATTEND], r"w_c|w_s|step|weight: bool|\ba\b|\bS\b"),
     cope=([FORWARD, ATTEND, LAYERS, LOOP],
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
