@@ -12,11 +12,6 @@ from pathlib import Path
 
 import torch
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 ROOT = Path(__file__).resolve().parent.parent
 
 for stream in (sys.stdout, sys.stderr):
@@ -85,12 +80,19 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another of our scripts, showing the command; where it fails, so do we."""
-    words = [str(word) for word in args]
-    print("\n$ python " + " ".join(words), flush=True)
+    """
+    Run another of our scripts, `eval.py` or a module, `figures.plot`, showing the command; where it
+    fails, so do we.
+    """
+    name, *words = map(str, args)
+    is_file = name.endswith(".py")
+    say(" ".join(["\n$ python", *([] if is_file else ["-m"]), name, *words]))
+    start = [str(ROOT / name)] if is_file else ["-m", name]
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
     try:
-        code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+        code = subprocess.run([sys.executable, *start, *words], env=env).returncode
     finally:
         signal.signal(signal.SIGTERM, before)
     if code:
@@ -173,21 +175,3 @@ def log_lines(folder):
             yield line, json.loads(line)
         except ValueError:
             break
-
-
-def open_log(folder, last):
-    """
-    log.jsonl, to be continued after iter `last`: what is newer, and a half line, is cut off. Fails
-    where another training is at work in this folder (which Windows cannot tell).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    log = open(folder / "log.jsonl", "a", buffering=1, encoding="utf-8", newline="\n")
-    if fcntl:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, by a kill, too
-        except BlockingIOError:
-            fail(f"another training is at work in {folder}: name another --out_dir")
-        except OSError:
-            pass  # a drive of a network that has no locks
-    log.truncate(sum(len(line) for line, row in log_lines(folder) if row["iter"] <= last))
-    return log

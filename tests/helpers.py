@@ -120,11 +120,9 @@ def steps_of(B, H, T):
     return (13 * torch.randn(B, H, T)).round() / 64
 
 
-def summed(log_kernel=""):
+def summed(f):
     """cable_attention as a function of its steps instead of their sum."""
-    def wrap(f):
-        return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g, log_kernel)
-    return wrap
+    return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g)
 
 
 def with_gradients(model, idx):
@@ -158,17 +156,15 @@ def write_fork(folder, name="cable", *edits):
     (folder / "model_mine.py").write_text(source, encoding="utf-8")
 
 
-SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window, in the literal form
-MASK = "masked_fill(j > i,", "masked_fill((j > i) | (j < i - 8),"
+SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window of 9
+LATER = ".triu(Tk - Tq + 1)"
+FAR = LATER, f'{LATER} + torch.full((Tq, Tk), float("-inf"), device=q.device).tril(Tk - Tq - 9)'
 EDITS = dict(
-    window=dict(fox=[SEEN, MASK], cable=[SEEN, MASK],
-                cope=[SEEN, ("seen = (j <= i)", "seen = ((j <= i) & (j >= i - 8))")],
-                tra=[SEEN, ("(j <= i)).to", "(j <= i) & (j >= i - 8)).to")]),
-    bias=dict(fox=[("bias = -distance", "bias = -2 * distance"),
-                   ("bias = F_[", "bias = F_[:, :, start:end, None] - F_[:, :, None, :end] + F_[")],
-              cable=[("bias = -g", "bias = -2 * g")],
-              cope=[("step = gates.sigmoid()", "step = (2 * gates).sigmoid()"),
-                    ("(gates.sigmoid() * seen", "((2 * gates).sigmoid() * seen")],
+    window=dict(fox=[SEEN, FAR], cable=[SEEN, FAR], cope=[SEEN], tra=[SEEN]),
+    bias=dict(fox=[("distance = (F_", "distance = 2 * (F_"),
+                   ("bias = F_", "F_ = 2 * F_\n    bias = F_")],
+              cable=[("bias = -distance", "bias = -2 * distance"), ("(bias +", "(2 * bias +")],
+              cope=[("gates.sigmoid()", "(2 * gates).sigmoid()")],
               tra=[("bias = (distance * ", "bias = (2 * distance * "),
                    ("addcmul(s, C,", "addcmul(s, 2 * C,")]))
 

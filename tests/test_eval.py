@@ -79,7 +79,7 @@ def test_a_task_with_a_known_distribution_from_training_to_figures(name, home):
         empty = [a is None for a in result["auc"]["8"]["iid"]]
         assert empty == [True, True, False] + [True, False] * 2 + [True]
     for metric in result.keys() & {"tvd", "auc"}:
-        command(home, "plot.py", "positions", "run/eval.json", "--metric", metric)
+        command(home, "figures.plot", "positions", "run/eval.json", "--metric", metric)
         assert is_png(home / "run" / f"eval.{metric}.png")
 
 
@@ -128,5 +128,5 @@ def test_a_small_text_of_ones_own_is_scored_as_far_as_it_goes_and_when_it_is_gon
     result, = (written(path) for path in (home / "small").glob("eval.16.data-other*.json"))
     assert result["data"]["corpus"] == "other.txt"
     assert result["tokens"] == result["data"]["tokens"]["test"] - 1
-    out, _ = command(home, "maps.py", "attention", "small", "--prompt", "abc")
+    out, _ = command(home, "figures.maps", "attention", "small", "--prompt", "abc")
     assert "drew " in out

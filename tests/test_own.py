@@ -115,8 +115,9 @@ def test_the_readmes_task_in_every_command(tasks, home):
     (split, scores), = result["runs"][0]["scores"]["16"].items()
     assert split == "iid" and 0 <= scores["accuracy"]["value"] <= 1
     command(home, "eval.py", run, "--lengths", 16, 32, "--sequences", 20, "--out", home / "long")
-    for words in (("plot.py", "scores", "long.json"), ("plot.py", "errors", run),
-                  ("maps.py", "steps", run), ("maps.py", "attention", run, "--length", 6)):
+    for words in (("figures.plot", "scores", "long.json"), ("figures.plot", "errors", run),
+                  ("figures.maps", "steps", run),
+                  ("figures.maps", "attention", run, "--length", 6)):
         command(home, *words, "--out", "p.png")
         assert is_png(home / "p.png")
         (home / "p.png").unlink()
@@ -146,7 +147,7 @@ def test_a_task_that_changed_or_is_gone(tasks, home):
     assert said == "error: parity has 5 tokens, the model 2"
     (tasks / "parity.py").unlink()
     del sys.modules["data.parity"]
-    for words in (("eval.py", "run"), ("maps.py", "reach", "run")):
+    for words in (("eval.py", "run"), ("figures.maps", "reach", "run")):
         assert "parity" in complaint(home, *words)
 
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,13 +112,15 @@ def test_encoders_in_two_processes(repo):
     assert set(losses(repo / "out" / "r")[0]) == {3} and "\nwhole " in out
 
 
+needs_compiler = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
 LONG_RUN = ["train.py", *map(str, TINY_RUN), "--max_iters", "100000", "--eval_interval", "100000"]
 
 
-def started(folder, out, stdout, **how):
+def started(folder, out, stdout, *words, **how):
     """A training that is under way: it has begun its log, and no checkpoint is there."""
     training = subprocess.Popen(
-        [sys.executable, *LONG_RUN, "--out_dir", out], cwd=folder, stdout=stdout,
+        [sys.executable, *LONG_RUN, "--out_dir", out, *words], cwd=folder, stdout=stdout,
         env=os.environ | ONE_THREAD, **how)
     while not (log := folder / out / "log.jsonl").exists() or not log.read_text():
         assert training.poll() is None
@@ -132,12 +135,12 @@ def saved_all(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=needs_compiler)])
 def test_a_kill_of_a_whole_group_saves_though_nobody_reads_any_more(compiled, repo):
     """`timeout 99 python train.py | tee log`: the reader may go first, as may compiling helpers."""
     out = f"out/group-{compiled}"
     reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    training = started(repo, out, reader.stdin, start_new_session=True)
+    training = started(repo, out, reader.stdin, "--compile", compiled, start_new_session=True)
     reader.kill()
     reader.wait()
     os.killpg(training.pid, signal.SIGTERM)
@@ -147,8 +150,8 @@ def test_a_kill_of_a_whole_group_saves_though_nobody_reads_any_more(compiled, re
 @pytest.mark.slow
 def test_a_closed_terminal_stops_and_saves(repo):
     ours, theirs = pty.openpty()
-    training = started(repo, "out/terminal", theirs, start_new_session=True, preexec_fn=lambda: (
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)))
+    training = started(repo, "out/terminal", theirs, start_new_session=True,
+                       preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0))
     os.close(theirs)
     os.close(ours)
     assert training.wait(60) == 130 and saved_all(repo / "out/terminal")
