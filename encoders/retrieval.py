@@ -23,9 +23,8 @@ import torch
 from torch.nn import functional as F
 
 from data import corpora, text
-from data.text import PAD
 from encoders import pairs
-from encoders.mlm import CutTask
+from encoders.mlm import PAD, CutTask
 
 PLACES = 16  # in a file, among which its hard negatives are chosen
 

@@ -10,7 +10,7 @@ import statistics
 
 import numpy as np
 
-from encoders.retrieval import bootstrap, ndcg
+from encoders.scoring import bootstrap, ndcg
 from experiments import lm
 
 
