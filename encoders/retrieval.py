@@ -60,13 +60,11 @@ class Task(CutTask):
         self.corpus, self.pairs = pairs.prepared(self.corpus, self.tokenizer)
         self.source = str(self.pairs["sha256"])
         for split in self.splits:
-            n = len(self.pairs[f"{split}.at"])
-            if n < 2:
-                raise ValueError(f"{self.corpus} has too few pairs of query and document: its "
-                                 f"{split} split has {n}, needs 2")
-        if len(self.pairs["test.documents.starts"]) < 3:  # the last is an end
-            raise ValueError(f"{self.corpus} has a single document to search in its test split, "
-                             "needs 2: some 20 files")
+            queries = len(self.pairs[f"{split}.at"])
+            documents = len(self.pairs[f"{split}.documents.starts"]) - 1  # the last is an end
+            if min(queries, documents) < 2:
+                raise ValueError(f"{self.corpus} has {queries} queries and {documents} documents "
+                                 f"in its {split} split, needs 2: some 20 files")
         self.count(self.pairs["train.documents"], self.pairs["train.queries"])
 
     @staticmethod

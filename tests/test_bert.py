@@ -213,5 +213,5 @@ def test_the_vocabulary_is_the_commonest_tokens(library):
     assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == commonest
     assert [task.table[t] for t in commonest] == [3, 4, 5, 6, 7]
     assert task.table[255] == encoders.mlm.UNK
-    task.adopt(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
+    task.load(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
     assert task.vocab_size == 5 and task.table[8] == 4
