@@ -54,7 +54,7 @@ class Task(CutTask):
     }
 
     def __post_init__(self):
-        self.query_size = min(self.query_size, self.block_size)  # a learned table ends there
+        self.asked = min(self.query_size, self.block_size)  # a learned table ends there
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be more than 0")
         self.corpus, self.pairs = pairs.prepared(self.corpus, self.tokenizer)
@@ -96,7 +96,7 @@ class Task(CutTask):
             some = np.linspace(0, len(places) - 1, min(PLACES, len(places)))
             places = places[some.astype(int)]
             windows = self.cut("train.documents", np.full(len(places), document), places, T)
-            queries = self.cut("train.queries", n, 0, self.query_size)
+            queries = self.cut("train.queries", n, 0, self.asked)
             score = (vectors(queries) @ vectors(windows).T).numpy()  # (queries, places)
             before = at[n, None] - 2 * T
             after = np.maximum(at + 2 * T, end)[n, None]
@@ -108,12 +108,12 @@ class Task(CutTask):
 
     def batch(self, split, batch_size, rng):
         """
-        -> x (B, query_size + 2 block_size) int64: query, document and hard negative, each padded,
-        and y (B, 4): the document, its first token, the negative's document, its first token.
+        -> x (B, asked + 2 block_size) int64: query, document and hard negative, each padded, and
+        y (B, 4): the document, its first token, the negative's document, its first token.
         """
         at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
-        queries = self.cut(f"{split}.queries", n, 0, self.query_size)
+        queries = self.cut(f"{split}.queries", n, 0, self.asked)
         # the definition begins in the first half of the window
         start = (at[n] - rng.integers(0, self.block_size // 2 + 1, len(n))).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
@@ -149,7 +149,7 @@ class Task(CutTask):
         B, T = len(x), self.block_size
         if B < 2:  # one pair has nothing to tell its document from
             raise ValueError("this task needs a --batch_size of at least 2 for each process")
-        query, document, negative = x.split((self.query_size, T, T), 1)
+        query, document, negative = x.split((self.asked, T, T), 1)
         some = (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)

@@ -54,7 +54,7 @@ def test_a_query_is_taken_out_of_its_document(library):
     assert len(seen) == len(set(seen)) > 100
     for first in range(50):
         x, _ = task.tensors("train", 4, rng(first))
-        q, d, _ = np.split(x.numpy(), (task.query_size, task.query_size + 64), axis=1)
+        q, d, _ = np.split(x.numpy(), (task.asked, task.asked + 64), axis=1)
         back = np.append([0, 0, 0], task.kept["vocabulary"].numpy())
         for query, document in zip(q, d):
             words = bytes(back[query[query > 2]].tolist()).decode().lower().split()
@@ -193,7 +193,7 @@ def test_a_hard_negative_is_another_place_of_the_file(library):
         places = np.arange(0, lengths[of[n]], 32)
         other = (places <= at[n] - 64) | (places >= max(at[n] + 64, end[n]))
         windows = task.cut("train.documents", np.full(len(places), of[n]), places, 32)
-        query = task.cut("train.queries", np.array([n]), 0, task.query_size)
+        query = task.cut("train.queries", np.array([n]), 0, task.asked)
         scores = (model.embed(torch.from_numpy(windows)) @ model.embed(torch.from_numpy(query))[0])
         most = scores[torch.from_numpy(other)].max()
         assert scores[(places == chosen[n]).argmax()] == pytest.approx(most.item(), abs=1e-5)
@@ -276,7 +276,7 @@ def test_a_search_by_an_oracle(capsys):
         arrays[f"test.{name}.starts"] = np.cumsum([0, *map(len, texts)])
     arrays |= {"test.of": np.array([1, 2, 0]), "test.at": np.zeros(3, int)}
     task = SimpleNamespace(tokenizer="bytes", corpus="texts", source="", block_size=2, pairs=arrays,
-                           query_size=2, splits=("train", "test"))
+                           asked=2, splits=("train", "test"))
     scores = scoring.Scores(task, [run], Options(lengths=[2, 4, 6], amount=3))
     order = [scores.of.tolist().index(n) for n in (1, 2, 0)]  # it asks in an order of its own
     result = score_runs(scores, [run])
