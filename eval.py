@@ -156,7 +156,7 @@ def main(argv=None):
         bema=args.bema, attention=attention, peak_memory_GB=peak_memory(device))
     write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
-    script("plot.py", scoring.FIGURE, f"{out}.json")
+    script("figures.plot", scoring.FIGURE, f"{out}.json")
 
 
 if __name__ == "__main__":

@@ -127,15 +127,8 @@ def parse(argv):
     return args
 
 
-def read_prompt(args):
-    """The prompt as bytes; None to begin a new document."""
-    if args.prompt_file is not None:
-        return Path(args.prompt_file).read_bytes()
-    return None if args.prompt is None else args.prompt.encode("utf-8", "surrogateescape")
-
-
 def newest_run():
-    """The last checkpoint of the newest run under out/ whose task writes text (see data.Task)."""
+    """The last checkpoint of the newest run on text under out/."""
     for path in checkpoints():
         config = load_checkpoint(path)["config"]
         if find_task(config["data"], gone=True).encoding:
@@ -145,7 +138,11 @@ def newest_run():
 
 def main(argv=None):
     args = parse(argv)
-    prompt = read_prompt(args)
+    prompt = None  # begin a new document
+    if args.prompt is not None:
+        prompt = args.prompt.encode("utf-8", "surrogateescape")
+    elif args.prompt_file is not None:
+        prompt = Path(args.prompt_file).read_bytes()
     device, context, where = setup(args)
     run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
     task = find_task(run.config["data"], gone=True)
@@ -156,7 +153,7 @@ def main(argv=None):
     encoding = task.encoding(run.config)
     ids = encode(encoding, prompt or b"").tolist()
     ids = ids[1:] or ids  # after an end-of-text token, or that token alone
-    T, say = run.config["block_size"], partial(print, file=sys.stderr, flush=True)
+    T, say = run.config["block_size"], partial(print, file=sys.stderr)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "
         f"{run.checkpoint['iter']} iters; {where}; prompt of {len(ids):,} tokens")
 

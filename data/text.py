@@ -76,7 +76,11 @@ class Task(tasks.Task):
 
     def prepare(self, model):
         super().prepare(model)
-        self.need(self.block_size + 1, SPLITS[:2])  # to be scored, a text may be shorter
+        self.need(self.block_size + 1, SPLITS[:2])
+        have = self.meta["tokens"]["test"]
+        if have <= self.block_size:
+            print(f"the test split has {have} tokens, less than a window: eval.py will score it "
+                  "in one that is shorter")
 
     @staticmethod
     def was_prepared(config, source):

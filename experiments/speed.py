@@ -13,8 +13,6 @@ def bench_table(result):
     if by_model:
         texts.append(models_table(by_model))
     texts += [attention_table(result[key]) for key in ("attention", "gpu") if key in result]
-    if "kernels" in result:
-        texts.append(kernels_table(result["kernels"]))
     return "\n\n".join(texts)
 
 
@@ -60,17 +58,3 @@ def attention_cell(row, way, reference):
         return "-"
     memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
     return f"{row[f'{way}_of_{reference}']:.2f}{memory}"
-
-
-def kernels_table(by_name):
-    """Registers / bytes spilled / instructions of bfloat16 heads of 64, a row for each kernel."""
-    rows, gpus = {}, {}
-    for name, row in by_name.items():
-        kernel, here, gpu = name.partition(", bf16, d 64, ")
-        if here:
-            gpus[gpu] = None
-            spilled = max(row["spill_stores"], row["spill_loads"])
-            cell = f"{row['registers']} / {spilled} / {row['instructions']:,}"
-            rows.setdefault(kernel, {})[gpu] = cell + (" C7515" if row["serialized"] else "")
-    lines = [[kernel, *(cells.get(gpu, "-") for gpu in gpus)] for kernel, cells in rows.items()]
-    return markdown(["registers / bytes spilled / instructions a tile", *gpus], lines)

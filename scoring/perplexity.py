@@ -39,6 +39,7 @@ class Scores:
         self.lengths = window_lengths(options.lengths, runs[0].config["block_size"], shortest,
                                       self.split)
         self.meta, self.tokens = task.meta, len(stream) - 1
+        self.strided_tokens = self.tokens - self.lengths[-1] // 2
         self.width = max(len("  bits/byte"), *(len(run.name) for run in runs))
         print(f"perplexity on {self.tokens:,} tokens of {task.meta['corpus']} ({self.split}), "
               f"the same at every length; {options.words}")
@@ -48,10 +49,6 @@ class Scores:
         if len(tokenizers) > 1:
             print("each run has the same text in its own tokens: compare bits per byte")
         print(" " * self.width + "".join(f"{T:>10,}" for T in self.lengths))
-
-    @property
-    def strided_tokens(self):
-        return self.tokens - self.lengths[-1] // 2
 
     def start(self, run, row):
         row |= dict(perplexity={}, eval_seconds={})
@@ -68,21 +65,17 @@ class Scores:
         """
         stream, start = self.streams[run.config["tokenizer"]], time.monotonic()
         try:
-            losses = self.losses(run, stream, T)
+            losses = token_losses(run.model, stream, T, self.options)
             row["perplexity"][T] = float(np.exp(losses.mean()))
             row["by_position"] = by_position(losses, T)  # the longest that worked stays
             if self.options.strided:
                 first = self.lengths[-1] // 2 - T // 2
-                losses = self.losses(run, stream[first:], T, skip=T // 2)
+                losses = token_losses(run.model, stream[first:], T, self.options, skip=T // 2)
                 row["strided"][T] = float(np.exp(losses.mean()))
             row["eval_seconds"][T] = round(time.monotonic() - start, 2)
         except ValueError as e:  # an encoding that ends
             self.note = f"  {run.name}: {e}"
         print(cells(row["perplexity"], [T]), end="", flush=True)
-
-    def losses(self, run, stream, T, skip=0):
-        torch.manual_seed(self.options.seed)
-        return token_losses(run.model, stream, T, self.options, skip)
 
     def finish(self, run, row):
         """Prints what is left of a run -> whether the row has a number"""
@@ -123,7 +116,7 @@ def window_lengths(asked, block_size, have, split):
     """The window lengths to score, given so many tokens in the split."""
     lengths = sorted(set(asked or [block_size * m for m in LONGER]))
     if not asked and have <= lengths[-1]:
-        lengths = [T for T in lengths if T < have] or lengths[:1]
+        lengths = [T for T in lengths if T < have] or [have - 1]
         print(f"{have - 1:,} tokens to score: lengths up to {lengths[-1]} only")
     if have <= lengths[-1]:
         raise ValueError(f"{have:,} tokens of the {split} split are too few for a window of "
@@ -142,6 +135,7 @@ def token_losses(model, stream, T, options, skip=0):
     stream (N + 1,) tokens -> (N - skip,) losses, each token seeing only its own window of at most T
     tokens. Of every window the first `skip` are context alone; the window before has scored them.
     """
+    torch.manual_seed(options.seed)  # some models draw at test time
     losses, at_once = [], min(BATCH_TOKENS, data.LOGITS // model.config.vocab_size)
     for batch in windows(stream, T, at_once, T - skip):
         x, y = (torch.from_numpy(a.astype(np.int64)).to(options.device) for a in batch)

@@ -25,10 +25,11 @@ from tests.helpers import (
 
 def copy_repository(folder):
     """Every module outside the tests."""
-    for part in (".", "common", "data", "kernels", "experiments"):
+    rooms = "common", "data", "kernels", "figures", "scoring"
+    for part in (".", *rooms, "experiments", *names.ROOMS):
         for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
 
 

@@ -271,10 +271,5 @@ def test_tables_of_bench_by_hand():
          "forward and backward, T = 64 (sdpa: 30 ms)", "forward, T = 1,024 (sdpa: 1,234 ms)"],
         ["sdpa", "1.00 (0.50)", "1.00", "1.00"],
         ["cable", "1.50 (0.25)", "2.50", "-"]]
-    kernel = dict(registers=64, spill_stores=4, spill_loads=8, instructions=1200, serialized=True)
-    kernels = {"f, bf16, d 64, sm_80": kernel, "f, fp32, d 64, sm_80": kernel,
-               "g, bf16, d 64, sm_90": kernel | dict(serialized=False)}
-    found = speed.kernels_table(kernels)
-    assert cells_of(found)[1:] == [["f", "64 / 8 / 1,200 C7515", "-"], ["g", "-", "64 / 8 / 1,200"]]
     models = dict(train=dict(a=dict(tok_s=1000), b=dict(tok_s=None)), decode=dict(b=dict(ms=1.5)))
     assert cells_of(speed.models_table(models))[1:] == [["a", "1,000", "-"], ["b", "-", "1.50"]]
