@@ -5,14 +5,15 @@ Retrieval: which document answers this query? (CABLE section 5.2, Table 2)
     document  def readline(self): ...       where the docstring was taken out
 
 Real pairs from what every machine has: the query is the first paragraph of the docstring of a
-function or class; all such docstrings on lines of their own are removed. In training the document
-is a window of block_size tokens with the definition in it; in a test it is a whole file, of which
-an encoder may read as much as it can (see scoring.py). A query that occurs twice, or still stands
-in its document, is left out.
-msmarco has its own queries and passages, and is tested on MLDR's long documents.
+function or class.
+- All such docstrings on lines of their own are taken out of the documents.
+- In training the document is a window of block_size tokens with the definition in it.
+- In a test it is a whole file, of which an encoder may read as much as it can (scoring.py).
+- A query that occurs twice, or still stands in its document, is left out.
+- msmarco has queries and passages of its own, and is tested on MLDR's long documents.
 
-The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find
-the query's own, and the reverse. Beside them stands a hard negative for each query, another place
+The loss is InfoNCE in both directions: find the query's own among the documents of one micro-step
+on one process, and the reverse. Beside them stands a hard negative for each query, another place
 of the same file: of some, the one that the model ranks first before the training.
 """
 import sys
@@ -61,7 +62,7 @@ class Task(CutTask):
         self.source = str(self.pairs["sha256"])
         for split in self.splits:
             queries = len(self.pairs[f"{split}.at"])
-            documents = len(self.pairs[f"{split}.documents.starts"]) - 1  # the last is an end
+            documents = len(self.pairs[f"{split}.documents.starts"]) - 1
             if queries < 2 or (split == "test" and documents < 2):
                 raise ValueError(f"{self.corpus} has {queries} queries and {documents} documents "
                                  f"in its {split} split, needs 2: some 20 files")
@@ -86,8 +87,10 @@ class Task(CutTask):
             return torch.cat([model(part.to(device), pooled=True).cpu() for part in parts])
         print("choosing a hard negative for each pair", file=sys.stderr)
         model.eval()
-        of, T = self.pairs["train.of"], self.block_size
-        at, end = self.pairs["train.at"], self.pairs["train.end"]
+        T = self.block_size
+        of = self.pairs["train.of"]
+        at = self.pairs["train.at"]
+        end = self.pairs["train.end"]
         starts = self.pairs["train.documents.starts"]
         chosen = np.full(len(at), -1)
         for document in np.unique(of):
@@ -108,10 +111,11 @@ class Task(CutTask):
 
     def batch(self, split, batch_size, rng):
         """
-        -> x (B, asked + 2 block_size) int64: query, document and hard negative, each padded, and
+        -> x (B, asked + 2 block_size) int64: query, document, hard negative, each padded;
         y (B, 4): the document, its first token, the negative's document, its first token.
         """
-        at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
+        at = self.pairs[f"{split}.at"]
+        of = self.pairs[f"{split}.of"]
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
         queries = self.cut(f"{split}.queries", n, 0, self.asked)
         # the definition begins in the first half of the window
@@ -142,9 +146,9 @@ class Task(CutTask):
 
     def forward(self, model, x, y):
         """
-        InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
-        overlaps the query's own is no negative: it may be as right. (One farther into the same
-        class is, though it may answer, too.)
+        InfoNCE both ways (van den Oord et al., 2018).
+        Another pair's window that overlaps the query's own is no negative: it may be as right.
+        (One farther into the same class is, though it may answer, too.)
         """
         B, T = len(x), self.block_size
         if B < 2:  # one pair has nothing to tell its document from

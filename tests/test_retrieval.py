@@ -372,7 +372,7 @@ def test_what_an_encoder_refuses(library):
             ((*start, "--corpus", "single"), "has too few documents"),
             ((*start, "--corpus", "short"), "has 0 queries and 0 documents in its train split"),
             ((*start, "--corpus", "few"), "in its test split, needs 2"),
-            ((*start, "--corpus", "fineweb_edu"), "too large to search"),
+            ((*start, "--corpus", "fineweb_edu"), "too large: choose packages"),
             (("sample.py", "r"), "was trained on retrieval and writes no text"),
             (("eval.py", "r", "--sequences", 3), "--sequences is not for retrieval"),
             (("eval.py", "r", "--lengths", 33), "must be multiples of the training length, 32"),
