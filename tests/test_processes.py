@@ -53,12 +53,6 @@ def test_more_processes_than_gpus(monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_variable_of_torchrun_alone_is_one_process(repo):
-    said, _ = process(repo, "train.py", *TINY_RUN, "--out_dir", "out/rank", RANK="0")
-    assert "trained 1 iters" in said
-
-
-@pytest.mark.slow
 def test_an_interrupted_pair_of_processes_stops_together_and_goes_on(repo):
     """A signal that reaches one process alone stops both at the same step, with a checkpoint."""
     flags = ["--model", "cable", "--data", "notes", "--max_iters", "3000", "--no-evaluate",
