@@ -249,6 +249,9 @@ def prepare(data, tokenizer, max_tokens=0):
                 meta = dict(corpus=name, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
                             tokens=counts, source=source, sha256=checksum(work))
                 (work / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+                for path in work.iterdir():  # on the disk before the folder has its name
+                    with open(path, "rb+") as file:
+                        os.fsync(file.fileno())
                 work.rename(folder)
         except OSError as e:
             if not folder.exists():  # else another process has made the same
