@@ -1,4 +1,4 @@
-"""The tables of what bench.py measures."""
+"""The tables of what kernels/bench.py measures."""
 from experiments.tables import markdown
 
 HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
@@ -6,16 +6,11 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
              times_faster="times as long without")
 
 
-def bench_table(result):
-    """Whatever a JSON of bench.py has measured."""
-    texts = []
+def bench_tables(result):
+    """Whatever its JSON has measured."""
     by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
-    if by_model:
-        texts.append(models_table(by_model))
-    texts += [attention_table(result[key]) for key in ("attention", "gpu") if key in result]
-    if "kernels" in result:
-        texts.append(kernels_table(result["kernels"]))
-    return "\n\n".join(texts)
+    texts = [("", models_table(by_model))] if by_model else []
+    return texts + [("", attention_table(result[k])) for k in ("attention", "gpu") if k in result]
 
 
 def models_table(measured):
@@ -40,19 +35,15 @@ def attention_table(by_length):
         names |= dict.fromkeys(rows)
         columns += [(T, way) for way in ("forward", "both")
                     if any(f"{way}_ms" in row for row in rows.values())]
-    reference = next(iter(names))
-    heads = []
+    reference, heads = next(iter(names)), []
     for T, way in columns:
         what = dict(forward="forward", both="forward and backward")[way]
         ms = by_length[T][reference][f"{way}_ms"]
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {in_ms(ms)})")
+        time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {time} ms)")
     lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
                       for T, way in columns)] for name in names]
     return markdown([f"times {reference} (GB)", *heads], lines)
-
-
-def in_ms(ms):
-    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms"
 
 
 def attention_cell(row, way, reference):
@@ -60,17 +51,3 @@ def attention_cell(row, way, reference):
         return "-"
     memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
     return f"{row[f'{way}_of_{reference}']:.2f}{memory}"
-
-
-def kernels_table(by_name):
-    """Registers / bytes spilled / instructions of bfloat16 heads of 64, a row for each kernel."""
-    rows, gpus = {}, {}
-    for name, row in by_name.items():
-        kernel, here, gpu = name.partition(", bf16, d 64, ")
-        if here:
-            gpus[gpu] = None
-            spilled = max(row["spill_stores"], row["spill_loads"])
-            cell = f"{row['registers']} / {spilled} / {row['instructions']:,}"
-            rows.setdefault(kernel, {})[gpu] = cell + (" C7515" if row["serialized"] else "")
-    lines = [[kernel, *(cells.get(gpu, "-") for gpu in gpus)] for kernel, cells in rows.items()]
-    return markdown(["registers / bytes spilled / instructions a tile", *gpus], lines)
