@@ -31,7 +31,7 @@ class Task(data.Task):
 
     @property
     def vocab_size(self):
-        raise ValueError("max_retrieval is numbers, not tokens: see experiments/variants/minimal.py")
+        raise ValueError("max_retrieval is numbers: see experiments/variants/minimal.py")
 
     def batch(self, split, batch_size, rng):
         """

@@ -52,12 +52,13 @@ def block(name):
         result = read_json(ROOT / "results" / f"{name}.json")
         return f"\n{folded(written(result))}\n\n{footer(result)}\n\n"
     result = table(entry, scale)
+    words = f"`python reproduce.py {entry}" + ("`" if scale == "cpu" else f" --scale {scale}`")
     if not (result.get("runs") or result.get("panels")):
-        words = f"python reproduce.py {entry}" + ("" if scale == "cpu" else f" --scale {scale}")
-        return f"\nNot run yet: `{words}`\n\n"
+        return f"\nNot run yet: {words}\n\n"
     texts = written(result) if stem == entry else tables.papers_tables(result, of_papers())
-    note = find(entry, scale)[1].get("note", "")
-    return f"\n{folded(texts)}\n\n{footer(result, note)}\n\n"
+    note = find(entry, scale)[1].get("note")
+    said = [f"All runs: {words}", *([note] if note else [])]
+    return f"\n{folded(texts)}\n\n{footer(result, said)}\n\n"
 
 
 def written(result):
@@ -106,14 +107,13 @@ def folded(texts):
 # -----------------------------------------------------------------------------
 # where a table is from
 
-def footer(result, note=""):
+def footer(result, said=()):
     """The first run's command in a small line; folded, what else is known of all of them."""
     runs = [scheme for panel in result.get("panels", []) for scheme in panel["schemes"].values()]
     runs = runs or result.get("runs", [])
     first = (result.get("panels") or runs or [result])[0]
     command = first.get("train_command") or first.get("command") or result["command"]
-    said = [note] if note else []
-    said += amounts(result, runs)
+    said = [*said, *amounts(result, runs)]
     said.append(machines([run["environment"] for run in runs if "environment" in run]
                          or [result["environment"]]))
     if "train_command" in first:

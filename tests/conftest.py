@@ -25,10 +25,12 @@ from tests.helpers import (
 
 def copy_repository(folder):
     """Every module outside the tests."""
-    for part in (".", "common", "data", "kernels", "experiments"):
+    parts = (".", "common", "data", "encoders", "kernels", "rivals", "experiments",
+             "experiments/papers", "experiments/variants")
+    for part in parts:
         for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
 
 
@@ -123,7 +125,7 @@ def here(monkeypatch):
     monkeypatch.setattr(jobs, "run", run_here)
 
     def have(**entries):
-        module = types.ModuleType("experiments.mine", "Mine.\n\nSome words.")
+        module = types.ModuleType("experiments.papers.mine", "Mine.\n\nSome words.")
         module.ENTRIES = entries
         monkeypatch.setattr(experiments, "files", lambda: [module])
     return have

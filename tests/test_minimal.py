@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from experiments import minimal, search
+from experiments import search
+from experiments.variants import minimal
 from tests.helpers import close
 
 
