@@ -90,26 +90,6 @@ def test_what_cannot_be_added_to_a_matrix(copy, here):
         copy, "reproduce.py", "matrix", "--tasks", "txet")
 
 
-TK = "Tq, Tk = q.size(2), k.size(2)\n    "
-
-
-@pytest.mark.parametrize("edit, failed", [
-    (("bias = -g", "bias = math.nan * g"), 1),
-    ((f"{TK}g =", f"{TK}if Tk > 16:\n        raise ValueError('ends')\n    g ="), 0)])
-def test_a_fork_that_diverges_is_named_and_one_that_ends_has_cells(copy, here, edit, failed):
-    write_notes(copy)
-    write_fork(copy, "cable", edit)
-    here(matrix=small_matrix("rope"))
-    out, err = command(copy, "reproduce.py", "matrix", "--device", "cpu", "--add", "mine",
-                       code=failed)
-    if failed:
-        assert "text mine-1337, flipflop mine-1337 failed; the rest is kept" in err
-        assert out.count("the loss is not finite at iter 1") == 2
-        return
-    table, = markdown_tables(out)
-    assert table["mine"]["text: strided"] == table["mine"]["flip-flop: worst"] == "ends"
-
-
 def test_what_a_name_means_goes_before_what_a_task_asks():
     scale = small_matrix("rope")["cpu"]
     row = cells.with_row("outputnorm", scale)["rows"]["outputnorm"]

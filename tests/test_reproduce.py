@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import experiments
-from experiments import Row, pages, rows, runs, speed, tables
+from experiments import Row, pages, rows, runs, tables
 from tests.helpers import (
     ONE_THREAD,
     TINY_FLAGS,
@@ -231,42 +230,6 @@ def test_tables_of_searches_by_hand():
     result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
     assert not list(tables.paired_table(result, ["8", "16"], []))
 
-    def measure(value):
-        rate = dict(value=value, low=value - 0.0625, high=value + 0.0625)
-        return {name: rate for name in ("ndcg@10", "recall@1", "recall@10")}
-    readings = "whole", "windows", "bm25", "whole_bm25", "windows_bm25"
-    search = {reading: {"8": measure(0.125 * n), "16": measure(0.125 * n + 0.0625)}
-              for n, reading in enumerate(readings, 1)}
-    at = dict(length=16, edges=[0, 8, 16], queries=[3, 4], whole=[0.5, None], first=[0.25, 0.125],
-              windows=[0.375, 0.75], bm25=[0.625, None])
-    run = dict(label="a", block_size=8, search=search, by_answer_at=at, places={})
-    result = dict(lengths=[8, 16], paper=dict(a=[30.5]), runs=[run])
-    found = [cells_of(table) for _, table in tables.retrieval_tables(result)]
-    assert found[0][1:] == [["a", "1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"],
-                            ["BM25", "-", "37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"],
-                            ["a, in the paper (MLDR, 512 tokens)", "-", "30.50", "-"]]
-    assert [table[1][2] for table in found[1:6]] == [
-        "25.00 [18.75, 31.25]", "50.00 [43.75, 56.25]", "62.50 [56.25, 68.75]",
-        "12.50 [6.25, 18.75]", "12.50 [6.25, 18.75]"]
-    assert found[6][1:] == [["a", "1", "50.0", "-"], ["a, its best window", "1", "37.5", "75.0"],
-                            ["a, the first 8 tokens alone", "1", "25.0", "12.5"],
-                            ["BM25", "-", "62.5", "-"], ["queries", "-", "3", "4"]]
-
-
-def test_tables_of_bench_by_hand():
-    near = dict(sdpa=dict(forward_ms=10.0, forward_of_sdpa=1.0, forward_GB=0.5, both_ms=30.0,
-                          both_of_sdpa=1.0),
-                cable=dict(forward_ms=15.0, forward_of_sdpa=1.5, forward_GB=0.25, both_ms=75.0,
-                           both_of_sdpa=2.5))
-    far = dict(sdpa=dict(forward_ms=1234.0, forward_of_sdpa=1.0))
-    assert cells_of(speed.attention_table({"64": near, "1024": far})) == [
-        ["times sdpa (GB)", "forward, T = 64 (sdpa: 10 ms)",
-         "forward and backward, T = 64 (sdpa: 30 ms)", "forward, T = 1,024 (sdpa: 1,234 ms)"],
-        ["sdpa", "1.00 (0.50)", "1.00", "1.00"],
-        ["cable", "1.50 (0.25)", "2.50", "-"]]
-    models = dict(train=dict(a=dict(tok_s=1000), b=dict(tok_s=None)), decode=dict(b=dict(ms=1.5)))
-    assert cells_of(speed.models_table(models))[1:] == [["a", "1,000", "-"], ["b", "-", "1.50"]]
-
 
 def test_a_flag_that_stands_twice_counts_once():
     words = "python train.py --norm pre --qk_norm --lengths 1 2 --no-qk_norm --norm post".split()
@@ -275,4 +238,3 @@ def test_a_flag_that_stands_twice_counts_once():
                      command="python eval.py out/a --out b")
                 for label, model, own in (("fox", "fox", ""), ("b", "tra", "--P 4 --seed 1")))
     assert pages.differing([one, two]) == {"b": {"--model tra": None, "--P 4": None}}
-    assert experiments.rows(2, "fox")["fox"] == Row("--model fox", 2)
