@@ -75,9 +75,9 @@ def grid(result, out):
     for ax, split in zip(axes[0], splits):
         means = np.full((len(labels), len(lengths)), np.nan)
         texts = np.full(means.shape, "-", object)
-        for (y, label), (x, T) in itertools.product(enumerate(labels), enumerate(lengths)):
-            scores = [run["scores"].get(T, {}).get(split) for run in result["runs"]
-                      if run["label"] == label]
+        for y, x in np.ndindex(means.shape):
+            scores = [run["scores"].get(lengths[x], {}).get(split) for run in result["runs"]
+                      if run["label"] == labels[y]]
             values = [100 * score[metric]["value"] for score in scores if score]
             if values:
                 means[y, x] = np.mean(values)
@@ -93,10 +93,11 @@ def grid(result, out):
 
 
 NOTES = """hatched: not finished, validation perplexity fell by more than 1 % over the last \
-fifth of training
-↓: less is better; ends: no positions for such lengths; iid: as in training
-TVD: total variation distance; AUC: area under the ROC curve
-colours span 10 points, 10 % of a perplexity or .05 at least"""
+fifth of training; ↓: less is better, all others are % right, or AUC
+colours: from the worst of a column, red, to the best, blue; they span 10 points, 10 % of a \
+perplexity or .05 at least
+ends: no positions for such lengths; iid: as in training; TVD: total variation distance; AUC: area \
+under the ROC curve"""
 
 
 def matrix(result, out):
@@ -115,20 +116,16 @@ def matrix(result, out):
             if row[name].get("unfinished"):  # an edge: over the whole cell it could not be read
                 ax.add_patch(plt.Rectangle((x, y + 0.02), 1, 0.2, fc="none", ec="white", lw=0,
                                            hatch="//////", zorder=2))
-    heads = headings(ax, columns)
-    coloured(ax, shares.astype(float), texts, heads, rows)
+    arrows = {name: " ↓" if column["better"] == "less" else "" for name, column in columns.items()}
+    coloured(ax, shares.astype(float), texts, [name + arrows[name] for name in columns], rows)
     ax.xaxis.tick_top()
+    plt.setp(ax.get_xticklabels(), rotation=40, ha="left", rotation_mode="anchor")
     if added in rows:
         y = list(rows).index(added)
         ax.get_yticklabels()[y].set(weight="bold")
         ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
                                    clip_on=False, zorder=5))
     ax.text(0, len(rows) + 0.25, NOTES, va="top", fontsize=9)
-    box = ax.inset_axes([0.7, -0.8 / len(rows), 0.24, 0.3 / len(rows)])
-    bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
-                       orientation="horizontal")
-    bar.set_ticks([0, 1], labels=["worst of its column", "best"])
-    bar.outline.set_visible(False)
     write_figure(fig, out)
 
 
@@ -156,26 +153,6 @@ def text_of(cell, form):
     if "spread" in cell:  # of several seeds
         text += f"\n± {cell['spread']:{form}}"
     return text
-
-
-def headings(ax, columns):
-    """Names the tasks above their columns -> what the columns are called below that."""
-    names = [name.partition(": ") for name in columns]
-    specs, heads = list(columns.values()), [head.replace(", ", ",\n") for _, _, head in names]
-    for task, group in itertools.groupby(range(len(names)), lambda x: names[x][0]):
-        at = list(group)
-        less = [x for x in at if specs[x]["better"] == "less"]
-        title = task if len(at) > 1 else task.replace(" ", "\n")
-        if all(specs[x].get("percent") for x in at):
-            title += ", % right"
-        elif less == at and len(at) > 1:
-            title += ", less is better"
-        else:
-            for x in less:
-                heads[x] += " ↓"
-        ax.text((at[0] + at[-1] + 1) / 2, -1.05, title, ha="center", weight="bold")
-        ax.plot([at[0] + 0.05, at[-1] + 0.95], [-0.92] * 2, color="black", lw=0.8, clip_on=False)
-    return heads
 
 
 # -----------------------------------------------------------------------------

@@ -125,21 +125,17 @@ def footer(result, said=()):
 
 def amounts(result, runs):
     """How much was scored, and how long all of it was trained."""
-    said = []
-    if "steps" in result:
-        said.append(f"{result['steps']:,} steps")
     if "queries" in result:
-        said.append(f"{result['queries']:,} queries, {result['documents']:,} documents, chance "
-                    f"{100 * result['chance']:.1f}")
+        yield f"{result['queries']:,} queries, {result['documents']:,} documents"
+        yield f"chance {100 * result['chance']:.1f}"
     elif "sequences" in result:
-        said.append(f"{result['sequences']:,} sequences a test set")
+        yield f"{result['sequences']:,} sequences a test set"
     elif "tokens" in result:
-        said.append(f"{result['tokens']:,} tokens of {result['data']['source']}, "
-                    f"{result['split']}")
+        yield f"{result['tokens']:,} tokens of {result['data']['source']}, {result['split']}"
     trained = {run.get("train_command", n): run.get("train_seconds", run.get("seconds", 0))
                for n, run in enumerate(runs)}  # once, of what is read in several ways
-    minutes = sum(trained.values()) / 60
-    return said + ([f"{minutes:,.0f} minutes of training"] if minutes else [])
+    if trained:
+        yield f"{sum(trained.values()) / 60:,.0f} minutes of training"
 
 
 def machines(environments):
