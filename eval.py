@@ -12,16 +12,17 @@ length scores the same tokens**. In longer windows fewer tokens have little cont
 make the curve fall; --strided removes that. A task's sequences are drawn anew, the same for every
 model. Writes a JSON and a figure.
 """
+import importlib
 import shlex
 import sys
 from pathlib import Path
 
-import data
 from common.checkpoint import check_text, load_run
 from common.device import environment, peak_memory, setup
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser, add_run_flags
-from common.names import find_task, make_task
+from common.names import find_task, make_task, text_setting
+from scoring import Options, describe
 
 UNITS = ("tokens", "sequences", "queries")  # what tasks count: each says which, and how many
 
@@ -68,7 +69,7 @@ def task_of(runs, text):
     first = runs[0]
     name = first.config["data"]
     cls = find_task(name, gone=True)
-    flag = cls.text_flag
+    flag = text_setting(first.config)
     for run in runs:
         if find_task(run.config["data"], gone=True) is not cls:
             fail(f"{first.path} was trained on {name}, {run.path} on {run.config['data']}: score "
@@ -91,13 +92,13 @@ def task_of(runs, text):
     return task  # of the first
 
 
-def amount_of(args, task):
-    """How many of the task's units to score; a flag of another unit is a mistake."""
+def amount_of(args, task, scoring):
+    """How many units to score; a flag of another unit is a mistake."""
     for unit in UNITS:
-        if getattr(args, unit) is not None and unit != task.unit:
-            fail(f"--{unit} is not for {task.data}, which has --{task.unit}")
-    asked = getattr(args, task.unit)
-    return task.amount if asked is None else asked
+        if getattr(args, unit) is not None and unit != scoring.UNIT:
+            fail(f"--{unit} is not for {task.data}, which has --{scoring.UNIT}")
+    asked = getattr(args, scoring.UNIT)
+    return scoring.AMOUNT if asked is None else asked
 
 
 def where_to_write(args, runs):
@@ -120,21 +121,34 @@ def where_to_write(args, runs):
     return folder / name
 
 
+def score_runs(scores, runs):
+    """The loop: every run at every length -> what the JSON has of it."""
+    rows = []
+    for run in runs:
+        row = describe(run)
+        scores.start(run, row)
+        for T in scores.lengths:
+            scores.score(run, row, T)
+        if scores.finish(run, row):
+            rows.append(row)
+    return scores.about() | dict(runs=rows)
+
+
 def main(argv=None):
     args = parse(argv)
     device, context, words = setup(args)
     runs = [load_run(path, device, args.bema, args.set) for path in args.checkpoints or [None]]
     task = task_of(runs, args.data)
-    options = data.Options(
-        lengths=args.lengths, split=args.split, amount=amount_of(args, task), strided=args.strided,
-        seed=args.seed, device=device, context=context, words=words)
+    scoring = importlib.import_module(task.scoring)
+    options = Options(
+        lengths=args.lengths, split=args.split, amount=amount_of(args, task, scoring),
+        strided=args.strided, seed=args.seed, device=device, context=context, words=words)
     out = where_to_write(args, runs)
     out.parent.mkdir(parents=True, exist_ok=True)  # before hours of scoring, not after
 
-    scores = task.evaluate(runs, options)
+    scores = score_runs(scoring.Scores(task, runs, options), runs)
     if not scores["runs"]:
         fail("no length could be scored")
-
     asked = sys.argv[1:] if argv is None else map(str, argv)
     _, dtype, attention = words.split(", ", maxsplit=2)
     about = dict(
@@ -142,7 +156,7 @@ def main(argv=None):
         bema=args.bema, attention=attention, peak_memory_GB=peak_memory(device))
     write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
-    script("plot.py", task.figure, f"{out}.json")
+    script("figures.plot", scoring.FIGURE, f"{out}.json")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ What differs from the paper, and why:
 - it prints Eq. 5 and 7 without the minus; its text (distance is penalised) needs it
 - W_c and W_s read the whole residual stream, as in the authors' code, where Eq. 2 and 6 have one
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
-- K-CABLE's -log(b^2 + 1) has two readings: b = S_i - S_j, with g_i times the logarithm, as in the
-  authors' later code, or b = g_i (S_i - S_j)
 - in Eq. 1 q . k is not divided by sqrt(d), nor in the code that the authors released first; ours
   and their later code divide. That first code has softplus steps and no g: cable_nw_softplus
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
+- what only one table of its results needs (K-CABLE, the logarithm of the distance) is in
+  experiments/variants/
 """
 import math
 from dataclasses import dataclass
@@ -31,8 +31,6 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
-
 
 @dataclass
 class GPTConfig:
@@ -46,14 +44,11 @@ class GPTConfig:
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     weight: bool = True       # g, the query's own weight; without it this is CABLE_NW
     step: str = "relu"        # relu or softplus; softplus without g is the Forgetting Transformer
-    log_kernel: str = ""      # K-CABLE: outside -g log(1 + b^2), inside -log(1 + (g b)^2)
 
 
 VARIANTS = dict(
     cable=dict(), cable_nw=dict(weight=False),
-    cable_nw_softplus=dict(weight=False, step="softplus"),
-    k_cable=dict(log_kernel="outside"),         # -g_i log(1 + (S_i - S_j)^2), for shallow models
-    k_cable_inside=dict(log_kernel="inside"))   # -log(1 + (g_i (S_i - S_j))^2)
+    cable_nw_softplus=dict(weight=False, step="softplus"))
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -61,56 +56,40 @@ VARIANTS = dict(
 EQUATION = dict(
     cable="logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  S = cumsum(a)",
     cable_nw="logit_ij = q_i . k_j / sqrt(d) - (S_i - S_j),  S = cumsum(a)",
-    cable_nw_softplus="logit_ij = q_i . k_j / sqrt(d) - (S_i - S_j),  S = cumsum(a)",
-    k_cable="logit_ij = q_i . k_j / sqrt(d) - g_i log(1 + (S_i - S_j)^2),  S = cumsum(a)",
-    k_cable_inside="logit_ij = q_i . k_j / sqrt(d) - log(1 + (g_i (S_i - S_j))^2),  S = cumsum(a)")
+    cable_nw_softplus="logit_ij = q_i . k_j / sqrt(d) - (S_i - S_j),  S = cumsum(a)")
 STEP = "a_k = relu(x_k W_c), or its softplus: the key decides"
 
 
-def literal(q, k, v, S, g=None, log_kernel=""):
-    """The equation as written, T x T: cable_attention's arguments -> its output, its parts."""
+def literal(q, k, v, S, g=None):
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
     step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
     distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
-    g = 1 if g is None else g[..., None]
-    if log_kernel == "outside":
-        bias = -g * torch.log(1 + distance**2)
-    elif log_kernel == "inside":
-        bias = -torch.log(1 + (g * distance)**2)
-    else:
-        bias = -g * distance                                                # Eq. 7
+    bias = -distance                                                        # Eq. 5
+    if g is not None:
+        bias = g[..., None] * bias                                          # Eq. 7
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=""):
+def cable_attention(q, k, v, S, g=None):
     """
-    The same in blocks of query rows: softmax(q k^T / sqrt(d) - g_i (S_i - S_j)) v, causal (Eq. 7).
+    Causal attention by torch's fused call.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
-    float64 whatever the dtype of q: bfloat16 is too coarse for S. Returns (B, H, Tq, d).
+    float64 whatever the dtype of q: bfloat16 is too coarse for S.
+    Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    g = torch.ones(q.shape[:3], dtype=S.dtype, device=S.device) if g is None else g
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        distance = S[:, :, start:end, None] - S[:, :, None, :end]           # (B, H, rows, end)
-        if log_kernel == "outside":
-            distance = torch.log1p(distance * distance)
-        bias = -g[:, :, here, None] * distance
-        if log_kernel == "inside":
-            bias = -torch.log1p(bias * bias)
-        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
-    return torch.cat(y[::-1], dim=2)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    bias = S[:, :, None, :] - S[:, :, Tk - Tq:, None]                       # (B, H, Tq, Tk)
+    if g is not None:
+        bias = g[..., None] * bias
+    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 class Cache:
@@ -137,7 +116,6 @@ class CausalSelfAttention(nn.Module):
         self.w_c = nn.Linear(config.n_embd, config.n_head)
         self.w_s = nn.Linear(config.n_embd, config.n_head) if config.weight else None
         self.step = {"relu": F.relu, "softplus": F.softplus}[config.step]
-        self.log_kernel = config.log_kernel
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
 
@@ -147,14 +125,12 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
         if self.qk_norm:  # .to: autocast would leave them in float32
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        S = self.step(self.w_c(x).float()).transpose(1, 2).cumsum(-1)       # (B, H, T)
+        a = self.step(self.w_c(x).float()).transpose(1, 2)                  # (B, H, T)
         g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None
         if cache is not None:
-            if cache.t:  # continue from the last sum, never sum again
-                S = S + cache.buf[f"S{self.layer}"][:, :, cache.t - 1, None]
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            S = cache.append(f"S{self.layer}", S)
-        y = attend(cable_attention, q, k, v, S, g, self.log_kernel)
+            a = cache.append(f"a{self.layer}", a)
+        y = attend(cable_attention, q, k, v, a.cumsum(-1), g)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -198,8 +174,6 @@ class GPT(nn.Module):
             raise ValueError(f"norm={config.norm!r} is not one of pre, post")
         if config.step not in ("relu", "softplus"):
             raise ValueError(f"step={config.step!r} is not one of relu, softplus")
-        if config.log_kernel not in ("", "outside", "inside"):
-            raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)

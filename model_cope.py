@@ -19,7 +19,8 @@ What differs from the paper, and why:
 - the table serves all layers, too, as in Table 8's first row; section 4 has one a layer, as with
   share=False, and so has the release, with block_size + 1 entries by default
 - backbone: ours, where the paper has GPT-2's (text), Llama's (code) and its release's (counting)
-- what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in experiments/
+- what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in
+  experiments/variants/
 """
 import math
 from dataclasses import dataclass
@@ -33,8 +34,6 @@ try:
 except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
-
-ROWS = 64  # query rows at a time: without gradients ten ROWS x T matrices, never one of T x T
 
 
 @dataclass
@@ -62,7 +61,7 @@ STEP = "sigmoid(q_i . k_k / sqrt(d)): query and key decide, softly"
 
 
 def literal(q, k, v, pos_emb, gate_keys=None):
-    """Listing 1, T x T: cope_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d, P = q.size(2), k.size(2), q.size(3), pos_emb.size(1)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
@@ -88,32 +87,23 @@ def interpolate(z, p):
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
     """
-    The same in blocks of query rows: softmax(q k^T / sqrt(d) + z[p]) v, causal (Eq. 9).
+    The same, faster: softmax(q k^T / sqrt(d) + z[p]) v, causal (Eq. 9).
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     pos_emb (d, P); gate_keys (B, H, Tk, d) are what the gates see, None for k.
     Returns (B, H, Tq, d).
     """
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        seen = (j <= i).to(float_type)                                      # (rows, end)
-        qk = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(float_type) / math.sqrt(d)
-        gates = qk
-        if gate_keys is not None:
-            gates = q[:, :, here] @ gate_keys[:, :, :end].transpose(-1, -2)
-            gates = gates.to(float_type) / math.sqrt(d)
-        gates = (gates.sigmoid() * seen).flip(-1)  # nearest key first: cumsum counts
-        p = gates.cumsum(-1).flip(-1)                                       # (B, H, rows, end)
-        z = q[:, :, here] @ pos_emb.to(q.dtype)                             # (B, H, rows, P)
-        bias = interpolate(z, p)
-        a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
-        y.append(a.to(v.dtype) @ v[:, :, :end])
-    return torch.cat(y[::-1], dim=2)
+    seen = torch.ones(Tq, Tk, dtype=float_type, device=q.device).tril(Tk - Tq).flip(1)  # j <= i
+    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    qk = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(float_type)            # (B, H, Tq, Tk)
+    gates = qk
+    if gate_keys is not None:
+        gates = (q / math.sqrt(d) @ gate_keys.flip(2).transpose(-1, -2)).to(float_type)
+    p = (gates.sigmoid() * seen).cumsum(-1)
+    bias = interpolate(q @ pos_emb.to(q.dtype), p)
+    a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
+    return a.to(v.dtype) @ v
 
 
 class Cache:
@@ -158,12 +148,9 @@ class CausalSelfAttention(nn.Module):
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
         if self.gates == "val":
             gate_keys = v
-        y = self.attention(q, k, v, pos_emb, gate_keys)
+        y = attend(cope_attention, q, k, v, pos_emb, gate_keys)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
-
-    def attention(self, q, k, v, pos_emb, gate_keys):
-        return attend(cope_attention, q, k, v, pos_emb, gate_keys)
 
 
 class MLP(nn.Module):

@@ -31,8 +31,6 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64   # query rows at a time: without gradients five ROWS x T matrices, never one of T x T
-
 
 @dataclass
 class GPTConfig:
@@ -56,7 +54,7 @@ STEP = "1 if q_i . k_k > 0, else 0: query and key decide, all or nothing"
 
 
 def literal(q, k, v, log_decay):
-    """The equation as written, T x T: tra_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
@@ -71,27 +69,22 @@ def literal(q, k, v, log_decay):
 
 def tra_attention(q, k, v, log_decay):
     """
-    The same in blocks of query rows: softmax over the keys with q . k > 0, causal (Eq. 12).
+    The same, faster: softmax over the keys with q . k > 0, causal (Eq. 12).
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    log_decay (B, H, Tq), log delta, in float32 or float64. Returns (B, H, Tq, d).
+    log_decay (B, H, Tq), log delta, in float32 or float64.
+    Returns (B, H, Tq, d).
     """
-    Tq, Tk = q.size(2), k.size(2)
-    q, y = q / math.sqrt(q.size(3)), []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        s = (q[:, :, here] @ k[:, :, :end].transpose(-1, -2)).to(log_decay.dtype)
-        M = ((s > 0) & (j <= i)).to(s.dtype)                                # (B, H, rows, end)
-        C = M.cumsum(-1)                                                    # survivors, 0 to j
-        C = C[..., -1:] - C + M                                             # j to i; exact to 2^24
-        a = torch.addcmul(s, C, log_decay[:, :, here, None])
-        # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN
-        a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
-        some = (C[..., :1] > 0).to(v.dtype)                                 # survivors, or none
-        y.append(some * (a.to(v.dtype) @ v[:, :, :end]))
-    return torch.cat(y[::-1], dim=2)
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    s = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(log_decay.dtype)
+    M = ((s > 0) & seen).to(s.dtype)
+    C = M.cumsum(-1)                                                        # survivors, 0 to j
+    C = C[..., -1:] - C + M                                                 # j to i; exact to 2^24
+    a = torch.addcmul(s, C, log_decay[..., None])
+    # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN
+    a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
+    some = (C[..., :1] > 0).to(v.dtype)                                     # survivors, or none
+    return some * (a.to(v.dtype) @ v)
 
 
 class Cache:
@@ -128,12 +121,9 @@ class CausalSelfAttention(nn.Module):
         log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
         if cache is not None:  # counts start at the query: nothing else to remember
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = self.attention(q, k, v, log_decay)
+        y = attend(tra_attention, q, k, v, log_decay)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
-
-    def attention(self, q, k, v, log_decay):
-        return attend(tra_attention, q, k, v, log_decay)
 
 
 class MLP(nn.Module):

@@ -154,9 +154,9 @@ def finish(args):
         words += ["--metric", entry["columns"][0][2]]
     run = result["runs"][0]
     figure = "ndcg" if "search" in run else "scores" if "scores" in run else "lengths"
-    script("plot.py", "curves" if "losses" in entry else figure, *words, "--out", f"{out}.png")
+    script("figures.plot", "curves" if "losses" in entry else figure, *words, "--out", f"{out}.png")
     if entry.get("steps"):
-        script("plot.py", "errors", *words, "--out", f"{out}.steps.png")
+        script("figures.plot", "errors", *words, "--out", f"{out}.steps.png")
 
 
 def finish_added(args, todo):

@@ -5,8 +5,6 @@ Write text with a trained model, as far beyond its training length as you like.
     python sample.py out/cable-stdlib-nano --prompt "def " --max_new_tokens 4096
     python sample.py --prompt_file README.md --temperature 0    greedy; long prompts are normal
     python sample.py --prompt "def " --top_p 0.9 --stop "def "  one function
-    python sample.py out/bert_cable-retrieval-nano --prompt "read a file line by line" --data .
-                                          an encoder: the files that answer best, and where in them
 
 Text streams to stdout as it comes; the speed goes to stderr.
 """
@@ -47,9 +45,9 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vo
 
 
 def read(model, idx, cache):
-    """The logits after idx (B, T), which may be a long prompt: it goes through in pieces."""
-    for part in idx.split(data.piece(model), dim=1):
-        logits, _ = model(part, cache=cache)
+    """The last logits of idx (B, T), which may be a long prompt: it goes through in pieces."""
+    for part in data.in_pieces(model, idx, cache):
+        logits = part
     return logits
 
 
@@ -104,8 +102,8 @@ def write(model, idx, prompt, encoding, args):
 def parse(argv):
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("checkpoint", nargs="?", help="run folder or checkpoint file; default: the newest on text "
-                                      "under out/, with --data the newest that can search")
+    add("checkpoint", nargs="?",
+        help="run folder or checkpoint file; default: the newest on text under out/")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", help="text to continue; default: the beginning of a document")
     prompt.add_argument("--prompt_file", help="the same from a file")
@@ -118,10 +116,6 @@ def parse(argv):
         help="only the fewest tokens whose probabilities sum to p (default: 1, all)")
     add("--stop", default="", metavar="TEXT", help="end before this text")
     add("--seed", type=int, default=1337, help="of the sampling (default: 1337)")
-    add("--data", help="encoders: the file or folder to search for what answers the prompt")
-    add("--no-bm25", action="store_true",
-        help="encoders: rank by the model alone; default: by the sum of its reciprocal rank and "
-             "that of BM25, which knows words and no meaning")
     add_run_flags(parser, bema="the BEMA weights of a run trained with --bema")
     args = parser.parse_args(argv)
     if args.max_new_tokens < 1 or args.num_samples < 1:
@@ -133,43 +127,33 @@ def parse(argv):
     return args
 
 
-def read_prompt(args):
-    """The prompt as bytes; None to begin a new document."""
-    if args.prompt_file is not None:
-        return Path(args.prompt_file).read_bytes()
-    return None if args.prompt is None else args.prompt.encode("utf-8", "surrogateescape")
-
-
-def newest_run(what):
-    """The last checkpoint of the newest run under out/ whose task has `what` (see data.Task)."""
+def newest_run():
+    """The last checkpoint of the newest run on text under out/."""
     for path in checkpoints():
         config = load_checkpoint(path)["config"]
-        if getattr(find_task(config["data"], gone=True), what):
+        if find_task(config["data"], gone=True).encoding:
             return path
-    fail("no such run in out/ yet; one on text is made by: python train.py --model cable")
+    fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
 
 def main(argv=None):
     args = parse(argv)
-    prompt = read_prompt(args)
+    prompt = None  # begin a new document
+    if args.prompt is not None:
+        prompt = args.prompt.encode("utf-8", "surrogateescape")
+    elif args.prompt_file is not None:
+        prompt = Path(args.prompt_file).read_bytes()
     device, context, where = setup(args)
-    path = args.checkpoint or newest_run("encoding" if args.data is None else "search")
-    run = load_run(path, device, args.bema, args.set)
+    run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
     task = find_task(run.config["data"], gone=True)
-    if args.data is not None:
-        if not task.search:
-            fail(f"--data is to search with an encoder that was trained on pairs; {run.path} was "
-                 f"trained on {run.config['data']}")
-        return task.search(run, args.data, prompt, device, context, bm25=not args.no_bm25)
     if not task.encoding:
-        fail(f"{run.path} was trained on {run.config['data']} and writes no text; an encoder that "
-             "was trained on pairs searches, by --prompt and --data FOLDER")
+        fail(f"{run.path} was trained on {run.config['data']} and writes no text")
     if prompt == b"":
         fail("the prompt is empty; leave it out to begin a new document")
     encoding = task.encoding(run.config)
     ids = encode(encoding, prompt or b"").tolist()
     ids = ids[1:] or ids  # after an end-of-text token, or that token alone
-    T, say = run.config["block_size"], partial(print, file=sys.stderr, flush=True)
+    T, say = run.config["block_size"], partial(print, file=sys.stderr)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "
         f"{run.checkpoint['iter']} iters; {where}; prompt of {len(ids):,} tokens")
 

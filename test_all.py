@@ -22,7 +22,8 @@ import model_postnorm
 import model_tra
 import sample
 from common import names
-from common.spy import attention_module, plain_function
+from common.spy import plain_function
+from experiments.variants import cable as k_cable
 from model_cable import cable_attention
 from model_cope import cope_attention, interpolate
 from model_tra import tra_attention
@@ -62,22 +63,19 @@ def test_the_literal_form_is_the_papers_formula(case, Tq):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_runs_is_the_literal_form(case, monkeypatch):
-    """All queries, the last few, one; in one block of rows and in many; in float32 too."""
+def test_what_runs_is_the_literal_form(case):
+    """All queries, the last few, one; in float32 too."""
     for Tq in (37, 6, 1):
         module, _, args = example(case, Tq)
         plain, want = plain_function(module), module.literal(*args)[0]
-        for rows in (module.ROWS, 36, 7, 1):
-            monkeypatch.setattr(module, "ROWS", rows)
-            close(plain(*args), want, 1e-12)
-        monkeypatch.undo()
+        close(plain(*args), want, 1e-12)
         if case not in CLASSICS:  # whose parameters are float64
             got = plain(*in_float32(args))
             assert got.dtype == torch.float32
             close(got, want, 1e-4 if case in COPE else 2e-5)
 
 
-@pytest.mark.parametrize("case", [*COPE, "cable", "cable_nw", "k_cable", "fox", "tra", "stick"])
+@pytest.mark.parametrize("case", [*COPE, "cable", "cable_nw", "fox", "tra", "stick"])
 def test_a_faster_way_is_the_literal_form(case, capsys):
     """On a CPU or CUDA, whichever is here; tests/test_kernels.py has their corners."""
     module, _, args = example(case, 130, 130, d=16)
@@ -150,14 +148,12 @@ def test_a_model_file_says_what_it_is(path):
     assert plain.__name__.endswith("attention")
 
 
-@pytest.mark.parametrize("rows", [128, 2])
 @pytest.mark.parametrize("Tq", [5, 3])
-def test_gradients_of_what_runs(Tq, rows, monkeypatch):
+def test_gradients_of_what_runs(Tq):
     cases = ["baseline", "t5", "kerple", "fire", "relative", "cable", "k_cable", "fox",
              "cope key P=5", "cope sep P=2", "tra", "diff", "stick", "path", "path_fox", "ssmax"]
     for case in cases:
         module, _, args = example(case, Tq, Tk=5, B=1, d=6)
-        monkeypatch.setattr(module, "ROWS", rows)
         if case == "diff":
             args[3] = torch.tensor(0.35, dtype=torch.float64)
         if case == "tra":
@@ -192,7 +188,7 @@ def test_tra_with_every_score_positive_is_alibi():
 def test_cable_in_bfloat16_keeps_the_float32_difference():
     """S ~ 800 at the end, where bfloat16 is 4 apart: only S_i - S_j in float32 is right."""
     q, k, v = (x.bfloat16() for x in random_qkv(B=1, H=2, Tq=96, Tk=4096, d=16))
-    _, _, (*_, S, g, _) = example("cable", Tq=96, Tk=4096, B=1, H=2)
+    _, _, (*_, S, g) = example("cable", Tq=96, Tk=4096, B=1, H=2)
     S = S / 2
     want = model_cable.literal(q.double(), k.double(), v.double(), S, g)[0]
     got = cable_attention(q, k, v, S.float(), g.float())
@@ -339,10 +335,12 @@ def by_hand(model, n, x):
     if config.qk_norm:
         q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
     positions, rest = list(range(T)), []
-    if module is model_cable:
+    if module in (model_cable, k_cable):
         step = dict(relu=F.relu, softplus=F.softplus)[config.step]
         g = F.softplus(per_head(attn.w_s)) if config.weight else None
-        rest = [step(per_head(attn.w_c)).cumsum(-1), g, config.log_kernel]
+        rest = [step(per_head(attn.w_c)).cumsum(-1), g]
+        if module is k_cable:
+            rest.append(config.log_kernel)
     elif module is fox:
         rest = [F.logsigmoid(per_head(attn.w_f)).cumsum(-1)]
     elif module is model_tra:
@@ -458,7 +456,6 @@ SCHEMES += [("postnorm", norm) for norm in model_postnorm.SCHEMES]
 def test_causality(name, norm, monkeypatch):
     """No later token changes an earlier output: not by a bit, on a GPU not beyond rounding."""
     model, T = make(name, norm=norm, qk_norm=norm == "post"), 24
-    monkeypatch.setattr(attention_module(model), "ROWS", 10)
     idx = torch.randint(0, 61, (2, T))
     exact = not INTERPRET and not CUDA
     for enabled, allowed in ((False, 0), (True, 0 if exact else 1e-5)):

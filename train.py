@@ -13,11 +13,12 @@ more GPUs see the same data. Ctrl-C saves and exits with 130.
 """
 import math
 import os
-import signal
+import shlex
 import sys
 import textwrap
 import time
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common import flags, names
+from common.batches import batches
 from common.bema import BEMA
 from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from common.device import environment, setup
-from common.files import fail, in_one_line, json_line, read_log, script, write_safely, write_text
+from common.files import (
+    asked_to_stop,
+    fail,
+    in_one_line,
+    json_line,
+    open_log,
+    say,
+    script,
+    write_safely,
+)
 from common.settings import check, configs, new_settings, resumed_settings
 
 
@@ -76,6 +87,13 @@ def validate(model, task, c, device, context):
     return row | dict(scores=scores) if any(scores.values()) else row
 
 
+def report(words, log, row):
+    """A line for the terminal and one for log.jsonl; where it has no room, training goes on."""
+    say(words)
+    with suppress(OSError):
+        log.write(json_line(row))
+
+
 def in_words(row):
     """What validate returns, for the terminal."""
     words = f"val loss {row['val_loss']:.4f}"
@@ -91,12 +109,12 @@ def in_words(row):
 def settings_of(argv):
     """-> the settings of a new run, or of the one that --resume names; its folder; what it saved"""
     folder = flags.peek(argv, "resume")
-    if folder:
+    if folder is not None:
         path = find_checkpoint(folder)
         saved = load_checkpoint(path)
         return resumed_settings(saved, argv, __doc__), path.parent, saved
     c = new_settings(argv, __doc__)
-    out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).name}-{c.size}")
+    out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).name}-{c.size}").expanduser()
     if (out / "ckpt.pt").exists():
         fail(f"{out} holds a run: continue it with --resume {out}, or name another --out_dir")
     return c, out, None
@@ -127,26 +145,20 @@ def task_and_model(c, saved, device, rank, world):
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
     if rank:
         dist.barrier()  # the first one prepares the data
-    task = names.make_task(vars(c), origin["kept"] if origin else ())
+    task = names.make_task(vars(c), origin["kept"] if origin else {})
     if world > 1 and not rank:
         dist.barrier()
     if saved and task.source != saved["source"]:
         fail("the text has changed since the run was trained on it; begin a new run, with "
              "--init_from to keep its weights")
-    if c.batch_size < task.least_batch * world:
-        fail(f"this task needs a --batch_size of at least {task.least_batch} for each process")
-    setattr(c, task.text_flag, getattr(task, task.text_flag))  # a path is absolute now
+    vars(c).update(asdict(task))  # its paths are absolute now
     c.vocab_size = task.vocab_size
-    module, _ = names.models()[c.model]
-    if names.is_encoder(module.GPT) != task.for_encoders:
-        fail(f"{c.data} needs {'an encoder' if task.for_encoders else 'a causal model'}: "
-             f"choose from {', '.join(names.that_read(both_ways=task.for_encoders))}")
     torch.manual_seed(c.seed)
     model = names.make_model(vars(c)).to(device)
     if origin:
         load_weights(model, origin["model"], c.init_from or "the checkpoint")
     if not saved:
-        task.begin(model)
+        task.prepare(model)
     return task, model
 
 
@@ -185,18 +197,14 @@ def main(argv=None):
                                   fused=device.type in ("cpu", "cuda"))
     average = BEMA(raw_model, c.rho, c.kappa, c.eta) if c.bema else None
 
-    # resume: all as it was saved, and the log without newer lines
+    # resume: all as it was saved
     start, best_val_loss, seconds = 0, math.inf, 0.0
     if saved:
         start, best_val_loss, seconds = saved["iter"], saved["best_val_loss"], saved["seconds"]
         optimizer.load_state_dict(saved["optimizer"])
         if average:
             average.load_state_dict(saved["bema"])
-    if not rank:
-        out.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in read_log(out) if row["iter"] <= start] if saved else []
-        write_text(out / "log.jsonl", "".join(map(json_line, rows)))
-    log = open(os.devnull if rank else out / "log.jsonl", "a", buffering=1, encoding="utf-8")
+    log = open(os.devnull, "w") if rank else open_log(out, start)
 
     # compiled, and shared
     compiling = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
@@ -204,105 +212,105 @@ def main(argv=None):
     if world > 1:
         model = DistributedDataParallel(model)
     show_settings(c, task, raw_model, where + (", torch.compile" if compiling else ""))
-    print(f"writing to {out}, from iter {start}", flush=True)
+    say(f"writing to {out}, from iter {start}")
 
-    # the loop; Ctrl-C and kill only ask for its end
-    stop = []
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # Windows has no SIGHUP
-            signal.signal(getattr(signal, name), lambda *_: stop.append(1))
-    it, logged, clock = start, start, time.monotonic()
-    while it < c.max_iters:
-        lr = get_lr(c, it)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+    # the loop; Ctrl-C, kill and a closed terminal only ask for its end
+    with asked_to_stop() as stop, log:
+        it, logged, clock = start, start, time.monotonic()
+        finite = torch.zeros((), device=device)
+        for micro_batches in batches(task, c, start, device, rank, world):
+            lr = get_lr(c, it)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
 
-        # gradients: what is random follows from (seed, it) and the process
-        rng = np.random.default_rng([c.seed, it])
-        torch.manual_seed((c.seed << 40) + (it << 12) + rank)
-        loss = torch.zeros((), device=device)
-        for micro in range(1, c.gradient_accumulation_steps + 1):
-            x, y = task.tensors(task.splits[0], c.batch_size, rng)
-            x, y = x[rank::world].to(device), y[rank::world].to(device)
-            if world > 1:  # gradients are shared once a step
-                model.require_backward_grad_sync = micro == c.gradient_accumulation_steps
-            with context:
-                part = task.forward(model, x, y)[1] / c.gradient_accumulation_steps
-            part.backward()
-            loss += part.detach()
+            # gradients: dropout follows from (seed, it) and the process
+            torch.manual_seed((c.seed << 40) + (it << 12) + rank)
+            loss = torch.zeros((), device=device)
+            for micro, (x, y) in enumerate(micro_batches, 1):
+                x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+                if world > 1:  # gradients are shared once a step
+                    model.require_backward_grad_sync = micro == len(micro_batches)
+                with context:
+                    part = task.forward(model, x, y)[1] / len(micro_batches)
+                part.backward()
+                loss += part.detach()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip or math.inf)
 
-        # step
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip or math.inf)
-        if not (loss + norm).isfinite():
-            fail_not_finite(raw_model, loss, it + 1)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        it += 1
-        if average:
-            average.update(raw_model, it)
+            # what is due after this step
+            it += 1
+            stopping = bool(stop)
+            if world > 1:  # signals come at different steps: all stop, or none
+                shared = torch.stack([loss, loss.new_tensor(len(stop))])
+                dist.all_reduce(shared)
+                loss, stopping = shared[0] / world, bool(shared[1])
+            validating = it % c.eval_interval == 0 or it == c.max_iters
+            logging = it % c.log_interval == 0 or validating or stopping
 
-        # log
-        stopping = bool(stop)
-        if world > 1:  # signals come at different steps: all stop, or none
-            shared = torch.stack([loss, loss.new_tensor(len(stop))])
-            dist.all_reduce(shared)
-            loss, stopping = shared[0] / world, bool(shared[1])
-        validating = it % c.eval_interval == 0 or it == c.max_iters
-        if it % c.log_interval == 0 or validating or stopping:
-            steps, took = it - logged, time.monotonic() - clock
-            seconds += took
-            row = dict(iter=it, loss=loss.item(), lr=lr, seconds=round(seconds, 2))
-            words = f"iter {it}/{c.max_iters} | loss {loss:.4f} | lr {lr:.2e}"
-            if logged > start:  # the first interval has the compilation in it
-                tokens = steps * c.gradient_accumulation_steps * c.batch_size * x.size(1)
-                row["tok_s"] = round(tokens / took)
-                left = int((c.max_iters - it) * took / steps)
-                words += f" | {row['tok_s']:,} tok/s | eta {left // 60}m{left % 60:02d}s"
-            print(words, flush=True)
-            log.write(json_line(row))
-            logged, clock = it, time.monotonic()
-
-        # validate
-        best = False
-        if validating:
-            row = validate(model, task, c, device, context)
-            best = row["val_loss"] < best_val_loss
-            best_val_loss = min(best_val_loss, row["val_loss"])
-            print(f"iter {it}/{c.max_iters} | {in_words(row)}", flush=True)
-            log.write(json_line(dict(iter=it) | row))
-
-        # save
-        if (validating or stopping) and not rank:
-            state = dict(
-                config=vars(c), source=task.source, kept=task.kept, iter=it, seconds=seconds,
-                best_val_loss=best_val_loss, model=raw_model.state_dict(),
-                optimizer=optimizer.state_dict(), environment=environment())
+            # step; to look at a number would let a GPU wait, so it is done when one is logged
+            finite += loss + norm
+            if (logging or device.type == "cpu") and not finite.isfinite():
+                fail_not_finite(raw_model, loss, it)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             if average:
-                state["bema"] = average.state_dict()
-            for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
-                write_safely(out / name, partial(torch.save, state))
-            clock = time.monotonic()  # the time until here was not training
-        if stopping:
-            break
+                average.update(raw_model, it)
+
+            # log
+            if logging:
+                steps, took = it - logged, time.monotonic() - clock
+                seconds += took
+                row = dict(iter=it, loss=loss.item(), lr=lr, seconds=round(seconds, 2))
+                words = f"iter {it}/{c.max_iters} | loss {loss:.4f} | lr {lr:.2e}"
+                if logged > start:  # the first interval has the compilation in it
+                    tokens = steps * len(micro_batches) * c.batch_size * x.size(1)
+                    row["tok_s"] = round(tokens / took)
+                    left = int((c.max_iters - it) * took / steps)
+                    words += f" | {row['tok_s']:,} tok/s | eta {left // 60}m{left % 60:02d}s"
+                report(words, log, row)
+                logged, clock = it, time.monotonic()
+
+            # validate
+            best = False
+            if validating:
+                row = validate(model, task, c, device, context)
+                best = row["val_loss"] < best_val_loss
+                best_val_loss = min(best_val_loss, row["val_loss"])
+                report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
+
+            # save
+            if (validating or stopping) and not rank:
+                state = dict(
+                    config=vars(c), source=task.source, kept=task.state(), iter=it,
+                    seconds=seconds, best_val_loss=best_val_loss, model=raw_model.state_dict(),
+                    optimizer=optimizer.state_dict(), environment=environment())
+                if average:
+                    state["bema"] = average.state_dict()
+                for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
+                    write_safely(out / name, partial(torch.save, state))
+                clock = time.monotonic()  # the time until here was not training
+            if stopping:
+                break
 
     # the end: nobody leaves early; what wrapped the model ends before its group
     model = raw_model
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
-    if it < c.max_iters:
-        print(f"interrupted after iter {it}, saved; continue with: python train.py --resume {out}")
+    if stop or it < c.max_iters:
+        run = shlex.quote(str(out))
+        say(f"interrupted after iter {it}, saved; continue with: python train.py --resume {run}")
         sys.exit(130)
-    print(f"trained {it} iters in {seconds:.0f} s, best val loss {best_val_loss:.4f}; "
-          f"{out}/ckpt.pt is the last, best.pt the best")
+    say(f"trained {it} iters in {seconds:.0f} s, best val loss {best_val_loss:.4f}; "
+        f"{out}/ckpt.pt is the last, best.pt the best")
 
     # evaluation
     if c.evaluate and not rank:
-        for name, *words in task.afterwards:
-            for flag in ("device", "dtype", "kernel"):
-                words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
-            script(name, out, *words)
+        words = []
+        for flag in ("device", "dtype", "kernel"):
+            words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
+        script("eval.py", out, *words)
+        if task.encoding:
+            script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *words)
 
 
 if __name__ == "__main__":

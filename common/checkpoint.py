@@ -1,4 +1,5 @@
 """Checkpoints: where they are, and models out of them."""
+import glob
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
@@ -20,9 +21,9 @@ class Run(NamedTuple):
 
 
 def checkpoints():
-    """The last checkpoint of every run under out/, the newest first."""
-    paths = sorted(Path("out").rglob("ckpt.pt"), key=lambda path: path.stat().st_mtime)
-    return paths[::-1]
+    """The last checkpoint of every run under out/, links followed, the newest first."""
+    paths = map(Path, glob.glob("out/**/ckpt.pt", recursive=True))
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def find_checkpoint(path=None):
@@ -32,7 +33,9 @@ def find_checkpoint(path=None):
         if not paths:
             fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
         return paths[0]
-    path = Path(path)
+    if path == "":
+        fail("the name of a run is empty")
+    path = Path(path).expanduser()
     if path.is_dir():
         path = path / "ckpt.pt"
     if not path.exists():
@@ -91,6 +94,7 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     checkpoint = load_checkpoint(path)
     changed = at_test(checkpoint["config"], changes)
     config = checkpoint["config"] | changed
+    names.check_task(config)
     model = names.make_model(config)
     load_weights(model, checkpoint["model"], path)
     if bema:
@@ -110,7 +114,8 @@ def check_text(config, source):
     Fails unless a run's text is a known corpus or was prepared on this machine with the same
     tokens: a checkpoint must not make us read any path that it names.
     """
+    names.check_task(config)
     if not names.find_task(config["data"], gone=True).was_prepared(config, source):
-        where = config.get("corpus", config["data"])
+        where = config[names.text_setting(config)]
         fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
              "here: name it with --data, or resuming an encoder's run with --corpus")

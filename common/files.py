@@ -3,12 +3,19 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +32,35 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
+def say(words):
+    """
+    print() that never ends a run. Where nobody reads any more (a closed terminal, a `| tee` that is
+    killed with us, a full disk under a log) what follows is said to nobody, by our children too.
+    """
+    try:
+        print(words, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def asked_to_stop():
+    """
+    Within it Ctrl-C, kill and a closed terminal only add to the list that it yields. What the shell
+    has us ignore stays ignored (nohup); afterwards every signal does what it did before.
+    """
+    stop, before = [], {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda *_: stop.append(1))
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def in_one_line(kind, error, trace):
     """
     For sys.excepthook. Ctrl-C, a full disk or memory and a ValueError that one of our files raises
@@ -35,7 +71,9 @@ def in_one_line(kind, error, trace):
     if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
         os._exit(141)
     last = traceback.extract_tb(trace)[-1]
-    ours = last.filename.startswith(str(ROOT)) and last.line.startswith("raise ")
+    file = Path(last.filename)
+    ours = file.is_relative_to(ROOT) and "site-packages" not in file.parts  # ./.venv lies in ROOT
+    ours = ours and (last.line or "").startswith("raise ")
     message = str(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in message:
         message = ("this does not fit into memory: halve --batch_size (in training, double "
@@ -47,10 +85,21 @@ def in_one_line(kind, error, trace):
 
 
 def script(*args):
-    """Run another of our scripts, showing the command; where it fails, so do we."""
-    words = [str(word) for word in args]
-    print("\n$ python " + " ".join(words), flush=True)
-    code = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]]).returncode
+    """
+    Run another of our scripts, `eval.py` or a module, `figures.plot`, showing the command; where it
+    fails, so do we.
+    """
+    name, *words = map(str, args)
+    is_file = name.endswith(".py")
+    print("\n$ python", *([] if is_file else ["-m"]), name, *words, flush=True)
+    start = [str(ROOT / name)] if is_file else ["-m", name]
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
+    try:
+        code = subprocess.run([sys.executable, *start, *words], env=env).returncode
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code:
         sys.exit(code)
 
@@ -59,11 +108,13 @@ def script(*args):
 # writing
 
 def write_safely(path, write):
-    """write(tmp), then rename: the file is as it was, or whole. Raises OSError."""
+    """write(tmp), then rename: the file is as it was, or whole, after a power cut, too."""
     path = Path(path)
     tmp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         write(tmp)
+        with open(tmp, "rb+") as file:
+            os.fsync(file.fileno())
         os.replace(tmp, path)
     except (OSError, RuntimeError) as e:
         # where there is no more room torch.save raises RuntimeError about its inline_container
@@ -118,11 +169,32 @@ def read_json(path):
 
 
 def read_log(folder):
-    """log.jsonl without a line that is half written. Raises OSError."""
-    rows = []
-    for line in (Path(folder) / "log.jsonl").read_text(encoding="utf-8").splitlines():
+    """The rows of log.jsonl. Raises OSError."""
+    return [row for _, row in log_lines(folder)]
+
+
+def log_lines(folder):
+    """Each line of log.jsonl as bytes and as its row, without one that is half written."""
+    for line in (Path(folder) / "log.jsonl").read_bytes().splitlines(keepends=True):
         try:
-            rows.append(json.loads(line))
+            yield line, json.loads(line)
         except ValueError:
             break
-    return rows
+
+
+def open_log(folder, last):
+    """
+    log.jsonl, to be continued after iter `last`: what is newer, and a half line, is cut off. Fails
+    where another training is at work in this folder (which Windows cannot tell).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = open(folder / "log.jsonl", "a", buffering=1, encoding="utf-8", newline="\n")
+    if fcntl:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, by a kill, too
+        except BlockingIOError:
+            fail(f"another training is at work in {folder}: name another --out_dir")
+        except OSError:
+            pass  # a drive of a network that has no locks
+    log.truncate(sum(len(line) for line, row in log_lines(folder) if row["iter"] <= last))
+    return log

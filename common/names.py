@@ -3,10 +3,10 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import os
 import re
 import sys
 import traceback
+from pathlib import Path
 
 import data
 import data.text
@@ -33,37 +33,44 @@ class Models(dict):
     broken: dict  # {file: the exception that its import raised}
 
     def __missing__(self, name):
-        files = self.owners.get(name, [])
-        if files:
-            fail(f"{' and '.join(files)} both answer to {name!r}: change VARIANTS in one of them")
-        file = f"model_{name}.py"
-        if file in self.broken:
-            traceback.print_exception(self.broken[file])
-            fail(f"{file} cannot be imported")
-        answers = [other for other, files in self.owners.items() if file in files]
-        if answers:
-            fail(f"{file} does not answer to {name!r} but to {', '.join(answers)}: see VARIANTS")
-        fail(f"unknown model {name!r}: {nearest(name, self.owners)}")
+        if name in self.owners:
+            files = " and ".join(self.owners[name])
+            fail(f"{files} both answer to {name!r}: change VARIANTS in one of them")
+        for file, error in self.broken.items():
+            if own_name(file) == name:
+                traceback.print_exception(error)
+                fail(f"{file} cannot be imported")
+        for file in {file for files in self.owners.values() for file in files}:
+            if own_name(file) == name:
+                answers = [other for other, files in self.owners.items() if file in files]
+                answers = ", ".join(answers)
+                fail(f"{file} does not answer to {name!r} but to {answers}: see VARIANTS")
+        fail(f"unknown model {name!r}: {nearest(name, self.owners)} "
+             f"(there is no model_{name}.py)")
+
+
+def own_name(file):
+    """What a model's file answers to unless its VARIANTS say otherwise."""
+    return Path(file).stem.removeprefix("model_")
 
 
 @functools.cache
 def models():
     """
-    Every name that can be asked for, from model_*.py and those experiments that have VARIANTS, the
-    names that a file answers to; model_mine.py without VARIANTS answers to mine. A name that two
-    files claim is nobody's. A file that does not import stops only those who ask for it.
+    Every name that can be asked for: model_*.py, and what has VARIANTS in ROOMS. VARIANTS are the
+    names that a file answers to; model_mine.py without them answers to mine. A name that two files
+    claim is nobody's. A file that does not import stops only those who ask for it.
     """
     files = sorted(ROOT.glob("model_*.py"))
-    for path in (path for room in ROOMS for path in sorted(ROOT.glob(f"{room}/*.py"))):
-        if re.search(r"^VARIANTS\b", path.read_text(encoding="utf-8"), re.M):
-            files.append(path)
+    for room in ROOMS:
+        files += files_with("VARIANTS", room)
     names = Models()
     names.owners, names.broken = {}, {}
     for path in files:
         file = path.relative_to(ROOT).as_posix()
         try:
-            module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-            variants = getattr(module, "VARIANTS", {path.stem.removeprefix("model_"): {}})
+            module = import_file(file)
+            variants = getattr(module, "VARIANTS", {own_name(file): {}})
             for fields in variants.values():
                 module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
         except (Exception, SystemExit) as e:  # a copy that is being changed may fail in any way
@@ -79,6 +86,17 @@ def models():
     return names
 
 
+def files_with(word, room):
+    """The files of a room in which a line begins with `word`; none is imported."""
+    begins = re.compile(rf"^{word}\b", re.M)
+    return [path for path in sorted(ROOT.glob(f"{room}/*.py"))
+            if begins.search(path.read_text(encoding="utf-8"))]
+
+
+def import_file(file):
+    return importlib.import_module(file.removesuffix(".py").replace("/", "."))
+
+
 def pick(cls, config):
     """The fields of dataclass cls that are in the flat dict config."""
     return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
@@ -87,6 +105,11 @@ def pick(cls, config):
 def make_model(config):
     """The model of a flat config, on torch's default device. Raises ValueError."""
     module, _ = models()[config["model"]]
+    known = {field.name for field in dataclasses.fields(module.GPTConfig)}
+    for other, (_, means) in models().items():  # a setting that has left this file for another's
+        for name, value in means.items():
+            if name not in known and value and config.get(name) == value:
+                fail(f"{config['model']} has no {name}={value} any more: that is --model {other}")
     return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
 
 
@@ -108,32 +131,53 @@ def new_cache(model, size):
 # -----------------------------------------------------------------------------
 # tasks
 
-NOT_TASKS = {"__init__", "corpora", "text"}  # the other files of data/
-OF_ENCODERS = {"mlm", "retrieval"}           # the tasks in encoders/
+def tasks():
+    """
+    {name: its files}: NAME.py in data/ or encoders/ with a class Task, but for the contract itself
+    and data/text.py, which is the task of every other name.
+    """
+    files = {}
+    for path in files_with("class Task", "data") + files_with("class Task", "encoders"):
+        if path.stem not in ("__init__", "text"):
+            files.setdefault(path.stem, []).append(path.relative_to(ROOT).as_posix())
+    return files
 
 
 def task_names():
     """Every name that --data knows, paths aside: the corpora, then the tasks."""
-    stems = {path.stem for path in ROOT.glob("data/*.py")}
-    return [*data.text.CORPORA, *sorted(stems - NOT_TASKS | OF_ENCODERS)]
+    return [*data.text.CORPORA, *sorted(tasks())]
 
 
 def find_task(name, gone=False):
-    """The class of a task: data/NAME.py has it, and any other name is text, which may be gone."""
-    if name in data.text.CORPORA:
-        return data.text.Task
-    if name in task_names():
-        room = "encoders" if name in OF_ENCODERS else "data"
-        task = getattr(importlib.import_module(f"{room}.{name}"), "Task", object)
+    """The class of a task; any other name is text, a corpus or a path, which may be gone."""
+    own, path, files = f"data/{name}.py", Path(name).expanduser(), tasks().get(name, [])
+    if not files and not path.exists() and (ROOT / own).exists():
+        files = [own]  # of a user who is told below what is missing in it
+    if len(files) > 1:
+        fail(f"{' and '.join(files)} are both called {name!r}: rename one of them")
+    if files:
+        task = getattr(import_file(files[0]), "Task", object)
         if not issubclass(task, data.Task):
-            fail(f"data/{name}.py has no class Task that inherits from data.Task")
+            fail(f"{files[0]} has no class Task that inherits from data.Task")
         return task
-    if not gone and not os.path.exists(os.path.expanduser(name)):
+    if not (gone or name in data.text.CORPORA or path.exists()):
         fail(f"unknown corpus {name!r} (nor is it a file or folder): {nearest(name, task_names())}")
     return data.text.Task
 
 
-def make_task(config, kept=()):
+def check_task(config):
+    """Fails where the file of the task that a run was trained on is gone: text has a tokenizer."""
+    name = config["data"]
+    if name not in task_names() and "tokenizer" not in config:
+        fail(f"the run was trained on the task {name!r}, and there is no data/{name}.py any more")
+
+
+def text_setting(config):
+    """Which setting names the text of a run: encoders have it in a task of its own."""
+    return "corpus" if "corpus" in config else "data"
+
+
+def make_task(config, kept=None):
     """
     The task of a flat config, with what a checkpoint has kept for it; where the config has a
     model's vocab_size, it is the task's. Raises ValueError.
@@ -141,7 +185,7 @@ def make_task(config, kept=()):
     cls = find_task(config["data"])
     task = cls(**pick(cls, config))
     if kept:
-        task.adopt(kept)
+        task.load(kept)
     if config.get("vocab_size", 0) not in (0, task.vocab_size):
         fail(f"{config['data']} has {task.vocab_size} tokens, the model {config['vocab_size']}")
     return task

@@ -84,7 +84,7 @@ def new_settings(argv, description=None):
 def resumed_settings(saved, argv, description=None):
     """A run's that goes on; where it runs, how it reports and how far may change."""
     config = asdict(RunConfig()) | saved["config"]
-    text_flag = "corpus" if "corpus" in config else "data"
+    text_flag = names.text_setting(config)
     parser = training_parser(description)
     parser.epilog = "A run that is resumed keeps all other settings."
     flags.add_flag(parser, text_flag, str, "where the text lies now")

@@ -150,67 +150,31 @@ def own_files(path):
     files = files_in(path)
     if path.is_file():
         return files
-    sizes = {name: file.stat().st_size for name, file in files.items()}
-    texts, contents, skipped, copies = {}, set(), {}, 0
+    texts, contents, left_out = {}, set(), []
     for name, file in files.items():
         with open(file, "rb") as f:
-            reason = why_not_text(name, f.read(4096))
+            beginning = f.read(4096)
             f.seek(0)
             content = hashlib.file_digest(f, "sha256").digest()
-        if reason:
-            skipped.setdefault(reason, []).append(name)
-        elif content in contents:
-            copies += 1
+        if not beginning or b"\0" in beginning or content in contents:
+            left_out.append(name)
         else:
             texts[name] = file
             contents.add(content)
-    words = [f"{len(texts):,} files"]
-    if skipped:
-        reasons = [f"{', '.join(names[:3] + ['...'] * (len(names) > 3))}: {reason}"
-                   for reason, names in skipped.items()]
-        words.append(f"{sum(map(len, skipped.values())):,} skipped ({'; '.join(reasons)})")
-    if copies:
-        words.append(f"{copies:,} {'copy' if copies == 1 else 'copies'} left out")
+    words = f"{len(texts):,} files"
+    if left_out:
+        words += (f"; {len(left_out):,} left out, which are empty, binary or copies: "
+                  f"{', '.join(left_out[:3] + ['...'] * (len(left_out) > 3))}")
     if not texts:
-        raise ValueError(f"{path} has no text in it: {', '.join(words)}")
-    largest = max(texts, key=sizes.get)
-    share = sizes[largest] / sum(sizes[name] for name in texts)
-    words.append(f"largest {largest}, {100 * share:.0f} %")
-    if share > 0.5:
-        words.append("which is more than half of the text")
-    print(f"read {path}: {', '.join(words)}", file=sys.stderr)
+        raise ValueError(f"{path} has no text in it: {words}")
+    print(f"read {path}: {words}", file=sys.stderr)
     return texts
 
 
-def why_not_text(name, head):
-    """Why a file with this beginning is not read, or nothing."""
-    if name.lower().endswith((".gz", ".bz2", ".xz", ".zip", ".zst", ".7z")):
-        return "compressed"
-    if not head:
-        return "empty"
-    return "binary" if b"\0" in head and not is_utf16(head) else ""
-
-
-def is_utf16(head):
-    return head.startswith((b"\xff\xfe", b"\xfe\xff"))
-
-
 def read(path):
-    """A file's bytes, block by block; UTF-16 with its mark becomes UTF-8."""
+    """A file's bytes, block by block."""
     with open(path, "rb") as f:
-        if not is_utf16(f.read(2)):
-            f.seek(0)
-            yield from iter(lambda: f.read(BLOCK), b"")
-            return
-    with open(path, encoding="utf-16", errors="replace", newline="") as f:
-        for text in iter(lambda: f.read(BLOCK), ""):
-            yield text.encode()
-
-
-def read_files(path):
-    """{name: text} of a user's file or folder."""
-    files = own_files(absolute(path))
-    return {name: b"".join(read(file)).decode("utf-8", "replace") for name, file in files.items()}
+        yield from iter(lambda: f.read(BLOCK), b"")
 
 
 # -----------------------------------------------------------------------------

@@ -9,20 +9,17 @@ import codecs
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tiktoken
-import torch
-from torch.nn import functional as F
 
 import data as tasks
 from data.corpora import BLOCK, CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify
@@ -49,7 +46,7 @@ class Task(tasks.Task):
 
     splits = SPLITS
     validation_splits = SPLITS[1:2]
-    unit, amount, figure = "tokens", 131072, "lengths"
+    scoring = "scoring.perplexity"
     defaults = {
         "nano": dict(  # for two CPU cores
             n_layer=4, n_head=4, n_embd=128, block_size=256, batch_size=16, max_iters=750,
@@ -70,7 +67,6 @@ class Task(tasks.Task):
         self.need(2, SPLITS)
         self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r", shape=n)
                         for split, n in self.meta["tokens"].items()}
-        self.afterwards = ("eval.py",), ("sample.py", "--max_new_tokens", 2 * self.block_size)
 
     def need(self, tokens, splits):
         for split in splits:
@@ -79,8 +75,13 @@ class Task(tasks.Task):
                 raise ValueError(f"{self.data} is too short: its {split} split has {have} tokens "
                                  f"and needs {tokens}; give more text or a smaller --block_size")
 
-    def begin(self, model):
-        self.need(self.block_size + 1, SPLITS[:2])  # to be scored, a text may be shorter
+    def prepare(self, model):
+        super().prepare(model)
+        self.need(self.block_size + 1, SPLITS[:2])
+        have = self.meta["tokens"]["test"]
+        if have <= self.block_size:
+            print(f"the test split has {have} tokens, less than a window: eval.py will score it "
+                  "in one that is shorter")
 
     @staticmethod
     def was_prepared(config, source):
@@ -107,170 +108,6 @@ class Task(tasks.Task):
 
     def score(self, logits, x, y):
         return {}
-
-    def evaluate(self, runs, options):
-        """
-        Print perplexities by window length, on the same tokens at every length -> what eval.py
-        writes as JSON. Where a tokenizer is not bytes, bits per byte, too: by these, runs of
-        different tokenizers can be compared.
-        """
-        split = options.split or "test"
-        tasks.check_split(split, SPLITS)
-        limits = [run.config["max_tokens"] for run in runs]  # 0 is all
-        task = replace(self, max_tokens=max(limits) if all(limits) else 0)
-        stream = task.streams[split]
-        if options.amount:
-            stream = stream[:options.amount + 1]
-        tokenizers = dict.fromkeys(run.config["tokenizer"] for run in runs)
-        streams = {name: in_tokens_of(name, stream, self.tokenizer) for name in tokenizers}
-        shortest = min(map(len, streams.values()))
-        lengths = window_lengths(options.lengths, runs[0].config["block_size"], shortest, split)
-
-        N = len(stream) - 1
-        strided_tokens = N - lengths[-1] // 2
-        width = max(len("  bits/byte"), *(len(run.name) for run in runs))
-        print(f"perplexity on {N:,} tokens of {task.meta['corpus']} ({split}), "
-              f"the same at every length; {options.words}")
-        if options.strided:
-            print("strided: windows that overlap by half, the second halves scored: "
-                  f"{strided_tokens:,} tokens, the same at every length")
-        if len(tokenizers) > 1:
-            print("each run has the same text in its own tokens: compare bits per byte")
-        print(" " * width + "".join(f"{T:>10,}" for T in lengths))
-        rows = []
-        for run in runs:
-            row = tasks.describe(run) | dict(perplexity={}, eval_seconds={})
-            tokenizer = run.config["tokenizer"]
-            stream = streams[tokenizer]
-            print(f"{run.name:<{width}}", end="", flush=True)
-            note = score_lengths(row, "perplexity", run, stream, lengths, options)
-            if options.strided:
-                print(f"{'  strided':<{width}}", end="", flush=True)
-                score_lengths(row, "strided", run, stream, lengths, options)
-            if tokenizers.keys() != {"bytes"}:
-                row["bits_per_byte"] = bits_per_byte(row["perplexity"], tokenizer, stream)
-                print(f"{'  bits/byte':<{width}}{cells(row['bits_per_byte'], lengths)}")
-            if note:
-                print(note, flush=True)
-            if row["perplexity"]:
-                rows.append(row)
-        result = dict(data=task.meta, split=split, tokens=N, lengths=lengths, runs=rows)
-        return result | (dict(strided_tokens=strided_tokens) if options.strided else {})
-
-
-# -----------------------------------------------------------------------------
-# evaluation: loss by token, at every window length
-
-def in_tokens_of(tokenizer, stream, was):
-    """A stream in the tokens of another tokenizer than it `was` in."""
-    if tokenizer == was:
-        return stream
-    encoding = get_encoding(was)
-    ends = np.flatnonzero(stream == encoding.eot_token)
-    parts = []
-    for ids in np.split(stream, ends):
-        text = encoding.decode_bytes(ids[ids != encoding.eot_token].tolist())
-        text = text.decode("utf-8", "ignore").encode()  # no half characters
-        parts.append(encode(get_encoding(tokenizer), text))
-    return np.concatenate(parts)[1:]  # the first has no end of text before it
-
-
-def window_lengths(asked, block_size, have, split):
-    """The window lengths to score, given so many tokens in the split."""
-    lengths = sorted(set(asked or [block_size * m for m in (1, 2, 4, 8, 16)]))
-    if not asked and have <= lengths[-1]:
-        lengths = [T for T in lengths if T < have] or lengths[:1]
-        print(f"{have - 1:,} tokens to score: lengths up to {lengths[-1]} only")
-    if have <= lengths[-1]:
-        raise ValueError(f"{have:,} tokens of the {split} split are too few for a window of "
-                         f"{lengths[-1]}: take --tokens 0, shorter --lengths or more text")
-    return lengths
-
-
-def cells(scores, lengths):
-    """{length: score} as cells of the table."""
-    return "".join(f"{scores[T]:>10.3f}" if T in scores else f"{'-':>10}" for T in lengths)
-
-
-def score_lengths(row, name, run, stream, lengths, options):
-    """
-    Perplexities into row[name], {length: perplexity}, printed -> why one is missing, or nothing.
-    `strided`: windows overlap by half and only their second half is scored, so every token has half
-    a window or more to look back on; the tokens are the same at every length.
-    """
-    row[name], note = {}, ""
-    for T in lengths:
-        torch.manual_seed(options.seed)
-        start, first, skip = time.monotonic(), 0, 0
-        if name == "strided":
-            first, skip = lengths[-1] // 2 - T // 2, T // 2
-        try:
-            losses = token_losses(run.model, stream[first:], T, options, skip)
-            row[name][T] = float(np.exp(losses.mean()))
-            seconds = time.monotonic() - start + row["eval_seconds"].get(T, 0)
-            row["eval_seconds"][T] = round(seconds, 2)
-            if name == "perplexity":
-                row["by_position"] = by_position(losses, T)  # the longest that worked stays
-        except ValueError as e:  # an encoding that ends
-            note = f"  {run.name}: {e}"
-        print(cells(row[name], [T]), end="", flush=True)
-    print()
-    return note
-
-
-@torch.no_grad()
-def token_losses(model, stream, T, options, skip=0):
-    """
-    stream (N + 1,) tokens -> (N - skip,) losses, each token seeing only its own window of at most T
-    tokens. Of every window the first `skip` are context alone; the window before has scored them.
-    Long windows go through in pieces, over a cache: memory grows neither with T T nor T vocabulary.
-    """
-    piece, losses = tasks.piece(model), []
-    for batch in windows(stream, T, piece, T - skip):
-        x, y = (torch.from_numpy(a.astype(np.int64)).to(options.device) for a in batch)
-        cache, loss = None, []
-        if x.size(1) > piece:
-            cache = sys.modules[type(model).__module__].Cache(x.size(1))
-        for part, target in zip(x.split(piece, dim=1), y.split(piece, dim=1)):
-            with options.context:
-                logits, _ = model(part, cache=cache)
-            logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
-            loss.append(F.cross_entropy(logits, target, reduction="none"))
-        losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
-    return torch.cat(losses).numpy()
-
-
-def windows(stream, T, tokens, step):
-    """
-    Windows of T tokens of stream (N + 1,), one every `step` -> batches x, y (B, T) of about
-    `tokens` tokens, y the next ones. What is left at the end is a shorter window, alone.
-    """
-    N = len(stream) - 1
-    starts = np.arange(0, N - T + 1, step)  # of whole windows
-    group = max(1, tokens // T)
-    for n in range(0, len(starts), group):
-        at = starts[n:n + group, None] + np.arange(T)
-        yield stream[at], stream[at + 1]
-    rest = len(starts) * step
-    if rest + T - step < N:
-        yield stream[None, rest:N], stream[None, rest + 1:]
-
-
-def by_position(losses, T):
-    """Mean loss at the positions of a window of T, binned -> [[first, last, loss], ...]."""
-    whole = len(losses) // T * T
-    edges = tasks.position_edges(T)
-    means = tasks.binned(losses[:whole].reshape(-1, T).mean(0), edges)
-    return [[a, b - 1, float(loss)] for a, b, loss in zip(edges, edges[1:], means)]
-
-
-def bits_per_byte(perplexity, tokenizer, stream):
-    """Perplexities {length: perplexity} of a stream's tokens, of what bytes of text they are."""
-    encoding = get_encoding(tokenizer)
-    size = sizes_of(encoding)
-    size[encoding.eot_token] = 0
-    tokens_per_byte = (len(stream) - 1) / int(size[stream[1:]].sum())
-    return {T: math.log2(value) * tokens_per_byte for T, value in perplexity.items()}
 
 
 # -----------------------------------------------------------------------------

@@ -15,30 +15,40 @@ import numpy as np
 import torch
 
 import data
+from common import names
 from data import text
 from data.text import MASK, PAD, UNK
 
 
 class CutTask(data.Task):
     """
-    A task of encoders, on the `max_vocab` commonest tokens of its stream(), (N,) uint16, or on the
-    vocabulary that a checkpoint has kept: what was learned is of use only with these tokens.
+    A task of encoders, on the `max_vocab` commonest tokens of its text, or on the vocabulary that a
+    checkpoint has kept: what was learned is of use only with these tokens.
     """
     splits = text.SPLITS
-    for_encoders = True
-    text_flag = "corpus"
 
-    def adopt(self, kept):
-        self.kept = dict(kept)
-        if "vocabulary" not in kept:
-            counts = np.zeros(1 << 16, np.int64)
-            for _, tokens in blocks(self.stream()):
-                counts += np.bincount(tokens, minlength=1 << 16)
-            order = np.argsort(-counts, kind="stable")
-            commonest = order[:min(self.max_vocab, np.count_nonzero(counts))]
-            self.kept["vocabulary"] = torch.from_numpy(commonest)
+    def prepare(self, model):
+        if not names.is_encoder(model):
+            choices = ", ".join(names.that_read(both_ways=True))
+            raise ValueError(f"{self.data} needs an encoder: choose from {choices}")
+
+    def state(self):
+        return self.kept
+
+    def load(self, state):
+        self.kept = dict(state)
         self.table = cut_to(self.kept["vocabulary"])  # (65536,): which of ours a token is
         self.vocab_size = UNK + 1 + len(self.kept["vocabulary"])
+
+    def count(self, *streams):
+        """Begin with the vocabulary of these texts, (N,) uint16."""
+        counts = np.zeros(1 << 16, np.int64)
+        for stream in streams:
+            for _, tokens in blocks(stream):
+                counts += np.bincount(tokens, minlength=1 << 16)
+        order = np.argsort(-counts, kind="stable")
+        commonest = order[:min(self.max_vocab, np.count_nonzero(counts))]
+        self.load(dict(vocabulary=torch.from_numpy(commonest)))
 
 
 def cut_to(vocabulary):
@@ -81,10 +91,7 @@ class Task(CutTask):
         self.text = text.Task(data=self.corpus, tokenizer=self.tokenizer, block_size=1,
                               max_tokens=self.max_tokens)
         self.corpus, self.source = self.text.data, self.text.source
-        self.adopt({})
-
-    def stream(self):
-        return self.text.streams["train"]
+        self.count(self.text.streams["train"])
 
     @functools.cached_property
     def documents(self):
@@ -131,9 +138,3 @@ class Task(CutTask):
         right = torch.zeros_like(told)
         right[told] = logits.argmax(-1) == y[told]
         return dict(accuracy=(right.sum(1), told.sum(1)))
-
-    def show(self, x):
-        encoding = text.get_encoding(self.tokenizer)
-        words = ["[PAD]", "[MASK]", "[UNK]"]
-        names = self.kept["vocabulary"].tolist()
-        return [words[t] if t <= UNK else encoding.decode([names[t - UNK - 1]]) for t in x]

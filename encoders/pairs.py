@@ -2,7 +2,6 @@
 import ast
 import hashlib
 import os
-import re
 import sys
 import warnings
 from collections import Counter
@@ -13,12 +12,11 @@ import numpy as np
 from common.files import write_safely
 from data import corpora, text
 
-ASKED = 8      # queries of one test document at most
-WORDS = 4      # of a query at least
-SENTENCES = 8  # prose: one sentence in so many is a query
+ASKED = 8  # queries of one test document at most
+WORDS = 4  # of a query at least
 
 
-def prepare(corpus, tokenizer):
+def prepared(corpus, tokenizer):
     """
     -> the corpus' name or absolute path, and its arrays: for every split SPLIT.documents and
     SPLIT.queries, tokens one text after the other, which begin at SPLIT.documents.starts, ...;
@@ -43,50 +41,49 @@ def prepare(corpus, tokenizer):
         for name in sorted(arrays):
             digest.update(arrays[name].tobytes())
         arrays["sha256"] = np.array(digest.hexdigest())
-        save(path, arrays)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_safely(path, lambda tmp: save(tmp, arrays))
     return corpus, dict(np.load(path))
 
 
 def save(path, arrays):
-    """All of the file or nothing of it."""
-    def write(tmp):
-        with open(tmp, "wb") as f:
-            np.savez(f, **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_safely(path, write)
+    with open(path, "wb") as f:  # np.savez would add .npz to a path
+        np.savez(f, **arrays)
 
 
 def tokenized(splits, encoding):
-    """{split: (documents, [(query, document, place)], negatives)} -> arrays"""
-    size = text.sizes_of(encoding)
-    arrays = {}
-    for split, (documents, asked, negative) in splits.items():
+    """{split: (documents, [(query, document, characters of its answer)], negatives)} -> arrays"""
+    size, arrays = text.sizes_of(encoding), {}
+    for split, (documents, asked, negatives) in splits.items():
         queries = [query for query, *_ in asked]
         for name, texts in dict(documents=documents, queries=queries).items():
-            arrays[f"{split}.{name}"], arrays[f"{split}.{name}.starts"] = encoded(texts, encoding)
-        stream, starts = (arrays[f"{split}.documents{part}"] for part in ("", ".starts"))
-        places, last = [], None
-        for _, document, characters in asked:  # those of one document one after the other
-            if document != last:
-                last, ends = document, size[stream[starts[document]:starts[document + 1]]].cumsum()
-            before = [len(documents[document][:n].encode()) for n in characters]
-            places.append((document, *np.searchsorted(ends, before, side="right")))
-        of = np.array(places, int).reshape(-1, 3).T
-        arrays |= dict(zip((f"{split}.of", f"{split}.at", f"{split}.end"), of))
-        if negative:
-            arrays["negative"] = np.array(negative)
+            ids = encoded(texts, encoding)
+            arrays[f"{split}.{name}"] = np.concatenate(ids)
+            arrays[f"{split}.{name}.starts"] = np.cumsum([len(part) for part in ids])
+        stream, starts = arrays[f"{split}.documents"], arrays[f"{split}.documents.starts"]
+        places = np.zeros((3, len(asked)), int)
+        for place, (_, n, characters) in zip(places.T, asked):
+            ends = size[stream[starts[n]:starts[n + 1]]].cumsum()  # of its tokens, in bytes
+            before = [len(documents[n][:end].encode()) for end in characters]
+            place[:] = n, *np.searchsorted(ends, before, side="right")
+        arrays |= dict(zip((f"{split}.of", f"{split}.at", f"{split}.end"), places))
+        if negatives:
+            arrays["negative"] = np.array(negatives)
     return arrays
 
 
 def encoded(texts, encoding, at_once=1000):
-    """-> the tokens of all texts, one after the other; where each begins, and the last one ends."""
+    """-> an empty array, then the tokens of each text."""
     parts = [np.zeros(0, np.uint16)]
     for n in range(0, len(texts), at_once):
         some = texts[n:n + at_once]
         for ids in encoding.encode_ordinary_batch(some, num_threads=os.cpu_count()):
             parts.append(np.array(ids, np.uint16))
-    return np.concatenate(parts), np.cumsum([len(part) for part in parts])
+    return parts
 
+
+# -----------------------------------------------------------------------------
+# Python files: a docstring asks for its definition
 
 def from_documents(corpus):
     """{split: documents and queries} of a corpus, or a user's own files."""
@@ -117,19 +114,17 @@ def plain(words):
 
 
 def without_queries(document):
-    """A document -> itself without its queries, and [(query, the characters of its answer)]."""
+    """
+    Python -> itself without the docstrings of its functions and classes, and [(query, the
+    characters of its answer)]. Any other text stays as it is, and has no query.
+    """
     document = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the file's own strings
             tree = ast.parse(document)
-        return without_docstrings(document, tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # of odd files
-        return without_sentences(document)
-
-
-def without_docstrings(document, tree):
-    """Python: the docstrings of all functions and classes are taken out."""
+        return document, []
     lines, out, asked = document.split("\n"), set(), []
     for node in definitions(tree):
         docstring, said = node.body[0], ast.get_docstring(node)
@@ -159,22 +154,6 @@ def definitions(node):
             yield from definitions(inner)
 
 
-def without_sentences(document):
-    """Other text: about one sentence in SENTENCES, by its hash."""
-    parts, asked, length = [], [], 0
-    end = r"(?<=[.!?])(?=\s)|(?<=[.!?][\"')])(?=\s)"  # not within 2.13
-    for part in re.split(end, document):
-        sentence = " ".join(part.split())
-        whole = sentence.rstrip("\"')").endswith((".", "!", "?"))
-        chosen = whole and corpora.name_hash(sentence)[0] % SENTENCES == 0
-        if chosen and len(sentence.split()) >= 2 * WORDS:
-            part = part[:len(part) - len(part.lstrip())]
-            asked.append((sentence, (length + len(part), length + len(part))))
-        parts.append(part)
-        length += len(part)
-    return "".join(parts), asked
-
-
 # -----------------------------------------------------------------------------
 # the paper's: MS MARCO with mined hard negatives to train on, long documents to test
 
@@ -185,7 +164,7 @@ SAMPLES, HELD_OUT = 1_250_000, 1000
 
 def msmarco():
     """{split: passages and queries} of the Hugging Face hub. Raises ValueError where it fails."""
-    passages = {split: {} for split in corpora.SPLITS}  # the same one once, and its number
+    passages = {split: {} for split in corpora.SPLITS}  # {passage: its number}
     asked, negatives = {split: [] for split in corpora.SPLITS}, []
 
     def number(split, passage):
@@ -196,7 +175,6 @@ def msmarco():
 
     def long(name):
         return corpora.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
-
     for row in long("corpus"):
         number("test", row["text"])
     for row in long("test"):

@@ -8,17 +8,20 @@ import itertools
 import math
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-import plot
 from common.files import write_figure
-from plot import plt
+from figures import plot
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 
 
+@rc_context(plot.STYLE)
 def draw(result, out):
     """Whether this is one of these figures: then it is drawn."""
     if "theorem" in result:
@@ -107,7 +110,7 @@ def matrix(result, out):
     """
     columns, rows, added = result["columns"], result["cells"], result.get("added")
     shares, texts = np.empty((2, len(rows), len(columns)), object)
-    fig = plt.figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
+    fig = Figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
     ax = fig.add_axes([0, 0, 1, 1])
     for x, (name, column) in enumerate(columns.items()):
         shares[:, x] = shares_of([row[name] for row in rows.values()], column)

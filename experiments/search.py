@@ -30,11 +30,13 @@ from common.device import environment, setup
 from common.files import ROOT, fail, in_one_line, read_json, write_json
 from common.flags import Parser
 from common.names import find_task, nearest, pick
-from data import auc, binned, tvd
+from data import tvd
 from experiments import find
 from experiments.jobs import device_flag
 from experiments.runs import panel_of, read, slug
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
+from scoring import binned
+from scoring.rates import auc
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
 

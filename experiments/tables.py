@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from encoders.retrieval import bootstrap, ndcg
+from encoders.scoring import bootstrap, ndcg
 
 
 def markdown(head, rows):

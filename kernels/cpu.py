@@ -33,15 +33,15 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=""):
+def cable_attention(q, k, v, S, g=None):
     """
     cable_attention of model_cable.py, or None for what this cannot do: half precision (autocast
-    would round S), several types, log kernels, the last queries of few keys.
+    would round S), several types, the last queries of few keys.
     """
     Tq, Tk = q.size(2), k.size(2)
     g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
     full = {x.dtype for x in (q, k, v, S, g)} in ({torch.float32}, {torch.float64})
-    if not full or torch.is_autocast_enabled("cpu") or log_kernel:
+    if not full or torch.is_autocast_enabled("cpu"):
         return None
     if Tq < Tk and (Tk <= LONG or Tq < FEW):
         return None

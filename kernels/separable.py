@@ -1,9 +1,8 @@
 """
-CABLE, K-CABLE, FoX and ALiBi in Triton: flash attention whose bias is a function of the difference
-of two numbers, one per position.
+CABLE, FoX and ALiBi in Triton: flash attention whose bias is the difference of two numbers, one per
+position.
 
-    logit_ij = q_i . k_j / sqrt(d) - g_i f(t_ij),  t_ij = S_i - S_j,  j <= i
-    f(t) = t, for K-CABLE log(1 + t^2)
+    logit_ij = q_i . k_j / sqrt(d) - g_i t_ij,  t_ij = S_i - S_j,  j <= i
 
 CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. S (B, H, Tk) and
 g (B, H, Tq) are float32, and S_i - S_j is taken inside a tile: bfloat16 is too coarse for S.
@@ -14,18 +13,18 @@ row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the log
     dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i
     dv = P^T dO
     along a row:      dq = dL K / sqrt(d)
-                      dg_i = -sum_j dL_ij f(t_ij)
-                      dS_i -= g_i sum_j dL_ij f'(t_ij)
+                      dg_i = -sum_j dL_ij t_ij
+                      dS_i -= g_i sum_j dL_ij
     along a column:   dk = dL^T Q / sqrt(d)
-                      dS_j += sum_i g_i dL_ij f'(t_ij)
+                      dS_j += sum_i g_i dL_ij
 
 One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
 numbers every time. Beyond LONG keys those that have decayed are left out (bounds.py): a block of
 queries begins at the first key that can matter to one of them, a tile of keys stops at the last
-block that it can matter to. (With f(t) = t the row's part of dS is but rounding, which cancels the
-column's.) Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is
-the logit times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's
-weight becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
+block that it can matter to. (The row's part of dS is but rounding, which cancels the column's.)
+Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit
+times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's weight
+becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
 (B, T, H, d), which is what a model wants next.
 """
 import math
@@ -35,7 +34,7 @@ import triton
 import triton.language as tl
 
 from .bounds import LONG, first_keys
-from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys, reach
+from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys, reach, save
 
 # -----------------------------------------------------------------------------
 # pieces of all three kernels
@@ -55,17 +54,6 @@ def store(at, x, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr
     r = tl.arange(0, R)[:, None]
     c = tl.arange(0, C)[None, :]
     tl.store(at + r * stride + c, x.to(at.dtype.element_ty), mask=(r < left) & (c < D))
-
-
-@triton.jit
-def f(t, LOG: tl.constexpr):
-    return tl.log(1 + t * t) if LOG else t
-
-
-@triton.jit
-def times_slope(x, t, LOG: tl.constexpr):
-    """x f'(t)"""
-    return x * (2 * t / (1 + t * t)) if LOG else x
 
 
 @triton.jit
@@ -94,8 +82,7 @@ def first_tile(First, there, diagonal, BN: tl.constexpr):
 
 @triton.jit
 def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk,
-                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
-                  LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, DIAGONAL: tl.constexpr):
     """Keys start..end-1 for a block of queries; acc (BM, C), maximum m and sum of weights (BM)."""
     for n in range(start, end, BN):
         j = tl.multiple_of(n, BN) + tl.arange(0, BN)
@@ -103,7 +90,7 @@ def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk
         Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
         t = Si[:, None] - Sj[None, :]
         # a plain + would join the dot, and stall it
-        x = tl.fma(w[:, None], f(t, LOG), dot(q, tl.trans(k)))
+        x = tl.fma(w[:, None], t, dot(q, tl.trans(k)))
         if DIAGONAL:
             x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
         new = tl.maximum(m, tl.max(x, 1))  # finite: all queries see the first key of the first tile
@@ -121,8 +108,7 @@ def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk
 @triton.jit
 def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
                       qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                      LOG: tl.constexpr):
+                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
     i = r + Tk - Tq                              # a query's position among the keys
     c = scale * LOG2E
@@ -137,11 +123,11 @@ def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt,
-                                  diagonal, end, Tk, D, C, BN, LOG, True)
+                                  diagonal, end, Tk, D, C, BN, True)
     start = first_tile(First + (b * H + h) * Tq + r, r < Tq, diagonal, BN)
     K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
     acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt,
-                                  start, diagonal, Tk, D, C, BN, LOG, False)
+                                  start, diagonal, Tk, D, C, BN, False)
 
     out = ((b * Tq + first) * H + h) * D
     store(Out + out, acc / total[:, None], H * D, Tq - first, D, BM, C)
@@ -153,23 +139,22 @@ def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
 
 @triton.jit
 def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start, end, Tk,
-              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
-              LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, DIAGONAL: tl.constexpr):
     """Keys start..end-1 for one block of queries."""
     for n in range(start, end, BN):
         j = tl.multiple_of(n, BN) + tl.arange(0, BN)
         k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
         Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
         t = Si[:, None] - Sj[None, :]
-        x = tl.fma(w[:, None], f(t, LOG), dot(q, tl.trans(k)))
+        x = tl.fma(w[:, None], t, dot(q, tl.trans(k)))
         if DIAGONAL:
             x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
         p = tl.exp2(x * c - lse[:, None])
         v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
         dx = p * (dot(do, tl.trans(v)) - delta[:, None])
         dq += dot(dx.to(k.dtype), k)
-        dg -= tl.sum(dx * f(t, LOG), 1)
-        dS += tl.sum(times_slope(dx, t, LOG), 1)
+        dg -= tl.sum(dx * t, 1)
+        dS += tl.sum(dx, 1)
         K += BN * kt
         V += BN * vt
     return dq, dg, dS
@@ -178,8 +163,7 @@ def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start
 @triton.jit
 def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
                    qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   LOG: tl.constexpr):
+                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
     i = r + Tk - Tq
     c = scale * LOG2E
@@ -200,11 +184,11 @@ def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, sca
     dg = tl.zeros((BM,), tl.float32)
     dS = tl.zeros((BM,), tl.float32)
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt,
-                           diagonal, end, Tk, D, C, BN, LOG, True)
+                           diagonal, end, Tk, D, C, BN, True)
     start = first_tile(First + row, r < Tq, diagonal, BN)
     K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
     dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt,
-                           start, diagonal, Tk, D, C, BN, LOG, False)
+                           start, diagonal, Tk, D, C, BN, False)
 
     store(dQ + out, dq * scale, H * D, Tq - first, D, BM, C)
     tl.store(dG + row, dg, mask=r < Tq)
@@ -218,8 +202,7 @@ def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, sca
 @triton.jit
 def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, ot,
                  start, end, Tq, Tk,
-                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-                 LOG: tl.constexpr, DIAGONAL: tl.constexpr):
+                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, DIAGONAL: tl.constexpr):
     """Queries start..end-1 for one block of keys."""
     for n in range(start, end, BM):
         r = tl.multiple_of(n, BM) + tl.arange(0, BM)
@@ -228,7 +211,7 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
         Si = tl.load(S + r + Tk - Tq, mask=r < Tq, other=0.0)
         w = tl.load(G + r, mask=r < Tq, other=0.0) * (-1 / scale)
         t = Si[None, :] - Sj[:, None]
-        x = tl.fma(w[None, :], f(t, LOG), dot(k, tl.trans(q)))
+        x = tl.fma(w[None, :], t, dot(k, tl.trans(q)))
         if DIAGONAL:
             x = tl.where(j[:, None] <= r[None, :] + Tk - Tq, x, float("-inf"))
         p = tl.exp2(x * c - lse[None, :])
@@ -237,7 +220,7 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
         dv += dot(p.to(do.dtype), do)
         dx = p * (dot(v, tl.trans(do)) - delta[None, :])
         dk += dot(dx.to(q.dtype), q)
-        dS += tl.sum(times_slope(dx, t, LOG) * w[None, :], 1)
+        dS += tl.sum(dx * w[None, :], 1)
         Q += BM * qt
         dOut += BM * ot
     return dk, dv, dS
@@ -246,8 +229,7 @@ def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, q
 @triton.jit
 def separable_columns(Q, K, V, S, G, Last, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
                       qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                      LOG: tl.constexpr):
+                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     bh, tile = place_keys(tl.cdiv(Tk, BN))
     b, h, first = bh // H, bh % H, tile * BN
     j = first + tl.arange(0, BN)
@@ -273,9 +255,9 @@ def separable_columns(Q, K, V, S, G, Last, Lse, dOut, Delta, dK, dV, dSk, scale,
     dv = tl.zeros((BN, C), tl.float32)
     dS = tl.zeros((BN,), tl.float32)
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta,
-                              qt, H * D, start, end, Tq, Tk, D, C, BM, LOG, True)
+                              qt, H * D, start, end, Tq, Tk, D, C, BM, True)
     dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta,
-                              qt, H * D, full, last * BM + BM, Tq, Tk, D, C, BM, LOG, False)
+                              qt, H * D, full, last * BM + BM, Tq, Tk, D, C, BM, False)
 
     out = ((b * Tk + first) * H + h) * D
     store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
@@ -286,14 +268,14 @@ def separable_columns(Q, K, V, S, G, Last, Lse, dOut, Delta, dK, dV, dSk, scale,
 # -----------------------------------------------------------------------------
 # as an operator that autograd and torch.compile know
 
-def tiles(d, dtype, log_kernel):
+def tiles(d, dtype):
     """(BM queries, BN keys, warps, stages) of the kernels: the largest that hardly spill."""
     if dtype == torch.float32:
         keys = 16 if 32 < d < 64 else 32  # masked heads with 32 spill 4 bytes on sm_90
         return (32, keys, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)
     if d > 64:
         return (128, 32, 8, 3), (128, 32, 8, 3), (32, 128, 8, 3)
-    return (128, 128, 8, 3), (128, 64, 8, 3), (32 if log_kernel else 64, 128, 8, 3)
+    return (128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)
 
 
 def new(x):
@@ -302,33 +284,33 @@ def new(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def launch(kernel, tile, blocks, q, k, v, log_kernel, *tensors):
+def launch(kernel, tile, blocks, q, k, v, *tensors):
     """Runs the kernel, one program for each of a head's blocks of queries or keys."""
     B, H, Tq, d = q.shape
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "kernels step through a head by 1"
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     with torch.cuda.device_of(q):
         kernel[(B * H * blocks,)](
-            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides, LOG=log_kernel,
+            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides,
             **constants(q, *tile))
 
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
 def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
-              first: torch.Tensor, log_kernel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+              first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """S (B, H, Tk) and g (B, H, Tq) float32, first (B, H, Tq) int32, contiguous -> o, lse."""
     check_memory(S, g, first)
     out, lse = new(q), torch.empty_like(g)
-    tile = tiles(q.size(3), q.dtype, log_kernel)[0]
+    tile = tiles(q.size(3), q.dtype)[0]
     blocks = triton.cdiv(q.size(2), tile[0])
-    launch(separable_forward, tile, blocks, q, k, v, log_kernel, S, g, first, out, lse)
+    launch(separable_forward, tile, blocks, q, k, v, S, g, first, out, lse)
     return out, lse
 
 
 @torch.library.custom_op("nanope::separable_backward", mutates_args=())
 def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor,
                        g: torch.Tensor, first: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-                       dout: torch.Tensor, log_kernel: bool) -> list[torch.Tensor]:
+                       dout: torch.Tensor) -> list[torch.Tensor]:
     """-> dq, dk, dv, dS, dg."""
     check_memory(S, g, first, lse)
     Tq, Tk = q.size(2), k.size(2)
@@ -336,23 +318,23 @@ def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: tor
     out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))
     dq, dk, dv, dS, dg = gradients(q, k, v, S, g)
     dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
-    _, rows, columns = tiles(q.size(3), q.dtype, log_kernel)
-    launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v, log_kernel,
+    _, rows, columns = tiles(q.size(3), q.dtype)
+    launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v,
            S, g, first, out, lse, dout, dq, dg, dS_of_queries, delta)
     _, last = reach(first, Tk, *columns[:2])
-    launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v, log_kernel,
+    launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v,
            S, g, last, lse, dout, delta, dk, dv, dS)
     dS[:, :, Tk - Tq:] += dS_of_queries
     return [dq, dk, dv, dS, dg]
 
 
 @separable.register_fake
-def _(q, k, v, S, g, first, log_kernel):
+def _(q, k, v, S, g, first):
     return new(q), torch.empty_like(g)
 
 
 @separable_backward.register_fake
-def _(q, k, v, S, g, first, out, lse, dout, log_kernel):
+def _(q, k, v, S, g, first, out, lse, dout):
     return gradients(q, k, v, S, g)
 
 
@@ -361,31 +343,25 @@ def gradients(q, k, v, S, g):
     return [new(q), new(k), new(v), torch.empty_like(S), torch.empty_like(g)]
 
 
-def save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.log_kernel = inputs[6]
-    ctx.set_materialize_grads(False)
-
-
 def backward(ctx, dout, dlse):
-    return *separable_backward(*ctx.saved_tensors, dout, ctx.log_kernel), None, None
+    return *separable_backward(*ctx.saved_tensors, dout), None
 
 
 separable.register_autograd(backward, setup_context=save)
 
 
-def cable_attention(q, k, v, S, g=None, log_kernel=""):
-    """cable_attention of model_cable.py; None for what it cannot do, log_kernel="inside" too."""
-    if log_kernel == "inside" or not fit(q, k, v):
+def cable_attention(q, k, v, S, g=None):
+    """cable_attention of model_cable.py; None for what it cannot do."""
+    if not fit(q, k, v):
         return None
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()
     g = g.float().expand(q.shape[:3]).contiguous()
     first = torch.zeros_like(g, dtype=torch.int32)
-    if k.size(2) > LONG and not log_kernel:
+    if k.size(2) > LONG:
         first = first_keys(q, k, S, g).int()
-    return separable(q, k, v, S, g, first, log_kernel == "outside")[0]
+    return separable(q, k, v, S, g, first)[0]
 
 
 def fox_attention(q, k, v, F_):

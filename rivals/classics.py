@@ -23,8 +23,6 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
-
 
 @dataclass
 class GPTConfig:
@@ -193,7 +191,7 @@ STEP = "1: every token counts the same"
 
 
 def literal(q, k, v, bias=None):
-    """The equation as written, T x T: attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
@@ -209,25 +207,19 @@ def literal(q, k, v, bias=None):
 
 def attention(q, k, v, bias=None):
     """
-    The same in blocks of query rows: softmax(q k^T / sqrt(d) + bias) v, causal.
+    Causal attention by torch's fused call.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    bias: None, or a function of query rows, i (n, 1) and j (m,) -> (1 or B, H, n, m).
+    bias: None, or a function of queries, i (Tq, 1) and j (Tk,) -> (1 or B, H, Tq, Tk).
     Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    if bias is None and Tq in (1, Tk):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        b = bias(q[:, :, here], i, j) if bias else q.new_zeros(())
-        mask = b.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
-    return torch.cat(y[::-1], dim=2)
+    if bias is None and Tq == Tk:  # a whole text, as in training
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
+    j = torch.arange(Tk, device=q.device)
+    bias = bias(q, i, j) if bias else q.new_zeros(())
+    bias = bias.masked_fill(j > i, float("-inf")).to(q.dtype)               # (1 or B, H, Tq, Tk)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def alibi_attention(q, k, v, slopes):

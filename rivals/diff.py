@@ -22,8 +22,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
-
 
 @dataclass
 class GPTConfig:
@@ -47,7 +45,7 @@ STEP = "none: position only turns q and k (RoPE)"
 
 
 def literal(q, k, v, lam):
-    """The equation as written, T x T: diff_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q[..., :half] @ k[..., :half].transpose(-1, -2) / math.sqrt(half)  # of the first map
@@ -55,35 +53,32 @@ def literal(q, k, v, lam):
     bias = torch.zeros_like(qk)
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     attention = attention - lam * noise.masked_fill(~seen, float("-inf")).softmax(-1)
-    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention)
+
+
+def attention(q, k, v):
+    """
+    Causal attention by torch's fused call.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    Returns (B, H, Tq, d).
+    """
+    Tq, Tk = q.size(2), k.size(2)
+    if Tq == Tk:  # a whole text, as in training
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
 def diff_attention(q, k, v, lam):
     """
-    The same in blocks of query rows. [q1, 0] . k is q1 . k1, and [0, q2] . k is q2 . k2: so torch's
-    fused kernel, which wants q, k and v of one size, takes k and v as they are.
-    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    lam is a number. Returns (B, H, Tq, d).
+    Both maps by torch's fused call: [q1, 0] . k is q1 . k1, and [0, q2] . k is q2 . k2.
+    q (B, H, Tq, d); k, v (B, H, Tk, d), as above; lam is a number. Returns (B, H, Tq, d).
     """
-    Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
-    maps = F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))
-    scale = 1 / math.sqrt(half)
-    if Tq in (1, Tk):
-        a, b = (F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, scale=scale)
-                for q in maps)
-        return a - lam * b
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        mask = j <= i
-        a, b = (F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask, scale=scale)
-            for q in maps)
-        y.append(a - lam * b)
-    return torch.cat(y[::-1], dim=2)
+    half = q.size(3) // 2
+    q = q * math.sqrt(2)  # the equation divides by sqrt(d/2), and attention by sqrt(d)
+    first, second = F.pad(q[..., :half], (0, half)), F.pad(q[..., half:], (half, 0))
+    return attention(first, k, v) - lam * attention(second, k, v)
 
 
 def rotate(x, pos):

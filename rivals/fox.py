@@ -1,14 +1,12 @@
 """
-FoX, the Forgetting Transformer: every token says how much of the past it lets through (Lin et al.,
-2025, Eq. 3-5; "FoT" in TRA's tables).
+FoX, the Forgetting Transformer (Lin et al., 2025): a token says how much of the past passes it.
 
     f_t = sigmoid(x_t W_f + b_f)                   the forget gate of token t, per head
     F_i = log f_0 + ... + log f_i
     logit_ij = q_i . k_j / sqrt(d) + F_i - F_j     the sum of log f from j + 1 to i
 
 It is CABLE without the query's weight and with softplus steps: -log f_t = softplus(-x_t W_f - b_f).
-What differs from the paper, and why:
-- only the attention of its "FoX (LLaMA)": no output gate, no short convolution, our backbone
+Of the paper's "FoX (LLaMA)" this is the attention alone. TRA's tables call it "FoT".
 """
 import math
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ try:
 except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
-
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -48,7 +44,7 @@ STEP = "-log f_k, f_k = sigmoid(x_k W_f): the key decides"
 
 
 def literal(q, k, v, F_):
-    """The equation as written, T x T: fox_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
@@ -62,22 +58,16 @@ def literal(q, k, v, F_):
 
 def fox_attention(q, k, v, F_):
     """
-    The same in blocks of query rows: softmax(q k^T / sqrt(d) + F_i - F_j) v, causal.
+    Causal attention by torch's fused call.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    F_ (B, H, Tk), the cumulative sum of log f, in float32 or float64. Returns (B, H, Tq, d).
+    F_ (B, H, Tk), the cumulative sum of log f, in float32 or float64.
+    Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        bias = F_[:, :, start:end, None] - F_[:, :, None, :end]             # (B, H, rows, end)
-        mask = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
-    return torch.cat(y[::-1], dim=2)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    bias = F_[:, :, Tk - Tq:, None] - F_[:, :, None, :]                     # (B, H, Tq, Tk)
+    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 class Cache:
@@ -111,13 +101,11 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
         if self.qk_norm:  # .to: autocast would leave them in float32
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        F_ = F.logsigmoid(self.w_f(x).float()).transpose(1, 2).cumsum(-1)   # (B, H, T)
+        log_f = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)           # (B, H, T)
         if cache is not None:
-            if cache.t:  # continue from the last sum, never sum again
-                F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            F_ = cache.append(f"F{self.layer}", F_)
-        y = attend(fox_attention, q, k, v, F_)
+            log_f = cache.append(f"f{self.layer}", log_f)
+        y = attend(fox_attention, q, k, v, log_f.cumsum(-1))
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

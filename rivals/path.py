@@ -21,7 +21,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 64   # tokens in a block: without gradients three ROWS x T matrices, never one of T x T
+CHUNK = 64  # tokens whose H are made into one: at once, the work would grow with T^3
 
 
 @dataclass
@@ -52,7 +52,7 @@ STEP = "none: every token between turns and mirrors the key"
 
 
 def literal(q, k, v, w, beta, F_=None):
-    """The equation as written, T x T: path_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
@@ -68,22 +68,14 @@ def literal(q, k, v, w, beta, F_=None):
     if F_ is not None:
         bias = (F_[:, :, Tk - Tq:, None] - F_[:, :, None, :]) * seen
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
-    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
-
-
-def blocks(Tq, Tk):
-    """The last Tq of Tk tokens in blocks that end at multiples of ROWS -> slices of Tk, of Tq."""
-    first = Tk - Tq
-    ends = [*range((first // ROWS + 1) * ROWS, Tk, ROWS), Tk]
-    for start, end in zip([first, *ends], ends):
-        yield slice(start, end), slice(start - first, end - first)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention)
 
 
 def reflections(k, w, beta):
     """
-    What a block of n tokens does to keys, without a product of n matrices. Earlier keys become
-    k - (k u^T) w, u (B, H, n, d); the block's own k - e^T w, e (B, H, n, n). The first i rows of
-    u, e and w are the first i tokens.
+    What n tokens do to keys, without a product of n matrices. Earlier keys become k - (k u^T) w,
+    u (B, H, n, d); their own k - e^T w, e (B, H, n, n). Rows 0 ... i are the first tokens' alone.
     """
     beta = beta[..., None]
     L = torch.eye(w.size(2), device=w.device, dtype=w.dtype) + (beta * w @ w.mT).tril(-1)
@@ -92,42 +84,37 @@ def reflections(k, w, beta):
     return x.split([w.size(3), w.size(2)], -1)
 
 
-def passed(k, now, w, u, e):
-    """Keys k after a block: earlier ones, and those of the block itself."""
-    H = torch.eye(w.size(3), device=w.device, dtype=w.dtype) - u.mT @ w     # of all, (B, H, d, d)
-    before, own, later = k[:, :, :now.start], k[:, :, now], k[:, :, now.stop:]
-    return torch.cat((before @ H, own - e.mT @ w, later), 2)
-
-
 def keys_after(k, w, beta):
     """All keys as they stand after the last token."""
-    for now, here in blocks(w.size(2), k.size(2)):
-        u, e = reflections(k[:, :, now], w[:, :, here], beta[:, :, here])
-        k = passed(k, now, w[:, :, here], u, e)
-    return k
+    past, new = k.tensor_split([k.size(2) - w.size(2)], 2)
+    for K, W, b in zip(*(x.split(CHUNK, 2) for x in (new, w, beta))):
+        u, e = reflections(K, W, b)
+        past = torch.cat((past - past @ (u.mT @ W), K - e.mT @ W), 2)
+    return past
 
 
 def path_attention(q, k, v, w, beta, F_=None):
     """
-    The same in blocks of query rows: softmax(k_j^T H_{j+1} ... H_i q_i / sqrt(d) + F_i - F_j) v.
+    The same in chunks, between which the keys are rewritten, causal.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys, and keys
     of tokens before these are as keys_after left them. w (B, H, Tq, d), beta (B, H, Tq) are the new
-    tokens', k, w, beta and F_ (B, H, Tk) in float32 or float64. Returns (B, H, Tq, d).
+    tokens', k, w, beta and F_ (B, H, Tk) in float32 or float64.
+    Returns (B, H, Tq, d).
     """
-    Tq, Tk, dtype, y = q.size(2), k.size(2), v.dtype, []
+    dtype, y = v.dtype, []
     q, v = q.to(k.dtype) / math.sqrt(q.size(3)), v.to(k.dtype)
-    for now, here in blocks(Tq, Tk):
-        Q, K, W = q[:, :, here], k[:, :, now], w[:, :, here]
-        u, e = reflections(K, W, beta[:, :, here])
+    past, new = k.tensor_split([k.size(2) - w.size(2)], 2)
+    for Q, K, W, b in zip(*(x.split(CHUNK, 2) for x in (q, new, w, beta))):
+        u, e = reflections(K, W, b)
         a = (Q @ W.mT).tril()
-        far = (Q - a @ u) @ k[:, :, :now.start].mT                          # (B, H, rows, start)
-        near = Q @ K.mT - a @ e                                             # (B, H, rows, rows)
-        later = torch.ones_like(near[0, 0], dtype=torch.bool).triu(1)
-        logits = torch.cat((far, near.masked_fill(later, float("-inf"))), -1)
+        seen = torch.ones(a.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        near = (Q @ K.mT - a @ e).masked_fill(~seen, float("-inf"))
+        logits = torch.cat(((Q - a @ u) @ past.mT, near), -1)               # (B, H, n, end)
+        past = torch.cat((past - past @ (u.mT @ W), K - e.mT @ W), 2)
+        end = past.size(2)
         if F_ is not None:
-            logits = logits + (F_[:, :, now, None] - F_[:, :, None, :now.stop])
-        y.append(logits.softmax(-1) @ v[:, :, :now.stop])
-        k = passed(k, now, W, u, e)
+            logits = logits + (F_[:, :, end - Q.size(2):end, None] - F_[:, :, None, :end])
+        y.append(logits.softmax(-1) @ v[:, :, :end])
     return torch.cat(y, dim=2).to(dtype)
 
 
@@ -169,14 +156,12 @@ class CausalSelfAttention(nn.Module):
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         k = k.to(torch.promote_types(k.dtype, torch.float32))  # it goes through many H
         w, beta = self.reflected(x, cache, k.dtype)
-        F_ = F.logsigmoid(self.w_f(x).to(k.dtype)).transpose(1, 2).cumsum(-1) if self.w_f else None
+        log_f = F.logsigmoid(self.w_f(x).to(k.dtype)).transpose(1, 2) if self.w_f else None
         if cache is not None:
-            if self.w_f and cache.t:  # continue from the last sum, never sum again
-                F_ = F_ + cache.buf[f"F{self.layer}"][:, :, cache.t - 1, None]
-            F_ = cache.append(f"F{self.layer}", F_) if self.w_f else None
+            log_f = cache.append(f"f{self.layer}", log_f) if self.w_f else None
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         with torch.autocast(x.device.type, enabled=False):
-            y = path_attention(q, k, v, w, beta, F_)
+            y = path_attention(q, k, v, w, beta, log_f.cumsum(-1) if self.w_f else None)
             if cache is not None:
                 k.copy_(keys_after(k, w, beta))  # in the cache itself
         y = y.transpose(1, 2).reshape(B, T, C)

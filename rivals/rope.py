@@ -29,8 +29,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
-
 
 @dataclass
 class GPTConfig:
@@ -109,7 +107,7 @@ STEP = "1: every token counts the same"
 
 
 def literal(q, k, v, at, turn):
-    """The equation as written, T x T: attention's arguments -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, d = q.size(2), q.size(3)
     i, j = at[-Tq:, None], at
     dist = i - j
@@ -129,31 +127,24 @@ def literal(q, k, v, at, turn):
 
 def rope_attention(q, k, v, at, turn):
     """
-    The same in blocks of query rows. q (B, H, Tq, d), k (B, H, Tk, d) are turned by theta' times
-    their positions at (Tk,), and q times m; v (B, H, Tk, d); the queries are the last Tq of the
-    keys; turn says what the repair does. Returns (B, H, Tq, d).
+    The same, by torch's fused call where one distance holds for all keys. q (B, H, Tq, d) and
+    k (B, H, Tk, d) are turned by theta' times their positions at (Tk,), and q times m;
+    v (B, H, Tk, d); the queries are the last Tq of the keys; turn says what the repair does.
+    Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
     if turn.repair in ("", "pi", "ntk", "yarn", "log_n") and Tq in (1, Tk):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i, j = at[start:end, None], at[:end]
-        mask, places = turn.visible(i, j), turn.places(i, j)
-        if places:
-            far, at_i, at_j = places
-            q_far = turned(q[:, :, here], turn.waves((at_i - i)[:, 0]))
-            k_far = turned(k[:, :, :end], turn.waves(at_j - j))
-            near = q[:, :, here] @ k[:, :, :end].transpose(-1, -2)
-            logits = torch.where(far, q_far @ k_far.transpose(-1, -2), near) / math.sqrt(q.size(-1))
-            logits = logits.masked_fill(~mask, float("-inf"))
-            y.append(logits.softmax(-1).to(v.dtype) @ v[:, :, :end])
-            continue
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
-    return torch.cat(y[::-1], dim=2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
+    i, j = at[-Tq:, None], at
+    seen, places = turn.visible(i, j), turn.places(i, j)
+    if places is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    far, at_i, at_j = places
+    q_far = turned(q, turn.waves((at_i - i)[:, 0]))
+    k_far = turned(k, turn.waves(at_j - j))
+    logits = torch.where(far, q_far @ k_far.transpose(-1, -2), q @ k.transpose(-1, -2))
+    logits = (logits / math.sqrt(q.size(3))).masked_fill(~seen, float("-inf"))
+    return logits.softmax(-1).to(v.dtype) @ v
 
 
 class Cache:

@@ -14,8 +14,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
-
 
 @dataclass
 class GPTConfig:
@@ -41,37 +39,31 @@ STEP = "none: no key is near or far"
 
 
 def literal(q, k, v, s):
-    """The equation as written, T x T: ssmax_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     n = torch.arange(Tk - Tq + 1, Tk + 1, dtype=s.dtype, device=q.device)
     qk = s[:, None, None] * n.log()[:, None] * (q @ k.transpose(-1, -2)) / math.sqrt(d)
     bias = torch.zeros_like(qk)
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
-    return attention.to(v.dtype) @ v, dict(qk=qk, bias=bias, attention=attention)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention)
 
 
 def ssmax_attention(q, k, v, s):
     """
-    The same in blocks of query rows: softmax(s ln(n) q k^T / sqrt(d)) v, causal.
+    Causal attention by torch's fused call.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    s (H,), in float32 or float64. Returns (B, H, Tq, d).
+    s (H,), in float32 or float64.
+    Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
     n = torch.arange(Tk - Tq + 1, Tk + 1, dtype=s.dtype, device=q.device)
     q = (q * (s[:, None] * n.log())[..., None]).to(v.dtype)
-    if Tq in (1, Tk):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1)
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the first `end` keys
-        here = slice(start - Tk + Tq, end - Tk + Tq)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)
-        mask = j <= i
-        y.append(F.scaled_dot_product_attention(
-            q[:, :, here], k[:, :, :end], v[:, :, :end], attn_mask=mask))
-    return torch.cat(y[::-1], dim=2)
+    if Tq == Tk:  # a whole text, as in training
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
 class Cache:

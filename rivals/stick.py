@@ -25,8 +25,6 @@ except ImportError:             # this file alone
     def attend(plain, *args):
         return plain(*args)
 
-ROWS = 64   # query rows at a time: without gradients four ROWS x T matrices, never one of T x T
-
 
 @dataclass
 class GPTConfig:
@@ -50,7 +48,7 @@ STEP = "softplus(q_i . k_k / sqrt(d)): query and key decide, what is taken hides
 
 
 def literal(q, k, v):
-    """The equation as written, T x T: stick_attention's arguments -> its output, its parts."""
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     before = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq - 1)  # j < i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)                             # z
@@ -64,25 +62,18 @@ def literal(q, k, v):
 
 def stick_attention(q, k, v):
     """
-    The same in blocks of query rows: exp(z - the sum of softplus(z) from j to i - 1) v, causal.
+    The same, faster: exp(z - the sum of softplus(z) from j to i - 1) v, causal.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     Returns (B, H, Tq, d).
     """
-    Tq, Tk = q.size(2), k.size(2)
-    q, k, v = q / math.sqrt(q.size(3)), k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to sum in
-    y = []
-    for start in reversed(range(Tk - Tq, Tk, ROWS)):  # longest rows first: later ones reuse memory
-        end = min(start + ROWS, Tk)  # these rows see the keys end - 1, ..., 0
-        here, keys = slice(start - Tk + Tq, end - Tk + Tq), slice(Tk - end, Tk)
-        i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device).flip(0)
-        before = (j < i).to(float_type)                                     # (rows, end)
-        z = (q[:, :, here] @ k[:, :, keys].transpose(-1, -2)).to(float_type)
-        z = torch.add(z, before - 1, alpha=1e30)  # not inf: inf - inf is NaN; softplus is 0 there
-        a = (z - F.softplus(z).cumsum(-1)).exp()                            # (B, H, rows, end)
-        y.append(a.to(v.dtype) @ v[:, :, keys])
-    return torch.cat(y[::-1], dim=2)
+    before = torch.ones(Tq, Tk, dtype=float_type, device=q.device).tril(Tk - Tq - 1).flip(1)
+    z = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(float_type)
+    z = torch.add(z, before - 1, alpha=1e30)  # not inf: inf - inf is NaN; softplus is 0 there
+    a = (z - F.softplus(z).cumsum(-1)).exp()                                # (B, H, Tq, Tk)
+    return a.to(v.dtype) @ v
 
 
 class Cache:

@@ -25,9 +25,8 @@ from tests.helpers import (
 
 def copy_repository(folder):
     """Every module outside the tests."""
-    parts = (".", "common", "data", "encoders", "kernels", "rivals", "experiments",
-             "experiments/papers", "experiments/variants")
-    for part in parts:
+    rooms = "common", "data", "kernels", "figures", "scoring"
+    for part in (".", *rooms, "experiments", "experiments/papers", *names.ROOMS):
         for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import model_cable
 import model_cope
 import model_postnorm
 import model_tra
+from experiments.variants import cable as k_cable
 from rivals import classics, diff, fox, path, ssmax, stick
 from tests.helpers import INF, TINY, random_qkv
 
@@ -36,10 +37,7 @@ def zero(b, h, i, j):
 
 
 def cable_formula(q, k, v, S, g=None, log_kernel=""):
-    """
-    CABLE's Eq. 5 and 7: -g_i (S_i - S_j). K-CABLE: -g_i log(1 + (S_i - S_j)^2), or
-    -log(1 + (g_i (S_i - S_j))^2).
-    """
+    """CABLE's Eq. 5 and 7, and K-CABLE's -g log(1 + (S_i - S_j)^2), -log(1 + (g (S_i - S_j))^2)."""
     first = k.size(2) - q.size(2)
 
     def bias(b, h, i, j):
@@ -189,8 +187,10 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return classics, formula, [q, k, v, pe.bias]
     if "cable" in case:
         weight = None if "nw" in case else F.softplus(z[..., Tk - Tq:])
-        kernel = "inside" if "inside" in case else "outside" if case.startswith("k_") else ""
-        return model_cable, cable_formula, [q, k, v, a.relu().cumsum(-1), weight, kernel]
+        args = [q, k, v, a.relu().cumsum(-1), weight]
+        if case.startswith("k_"):
+            return k_cable, cable_formula, [*args, "inside" if "inside" in case else "outside"]
+        return model_cable, cable_formula, args
     if case == "fox":
         return fox, fox_formula, [q, k, v, F.logsigmoid(z).cumsum(-1)]
     if case == "tra":

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from concurrent.futures import Executor, Future
@@ -121,11 +120,9 @@ def steps_of(B, H, T):
     return (13 * torch.randn(B, H, T)).round() / 64
 
 
-def summed(log_kernel=""):
+def summed(f):
     """cable_attention as a function of its steps instead of their sum."""
-    def wrap(f):
-        return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g, log_kernel)
-    return wrap
+    return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g)
 
 
 def with_gradients(model, idx):
@@ -150,7 +147,8 @@ FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
 def write_fork(folder, name="cable", *edits):
-    source = (ROOT / f"model_{name}.py").read_text(encoding="utf-8")
+    file, = [*ROOT.glob(f"model_{name}.py"), *ROOT.glob(f"rivals/{name}.py")]
+    source = file.read_text(encoding="utf-8")
     variants = re.search(r"VARIANTS = .*?\n\n", source, re.S)[0]
     for old, new in [(variants, "VARIANTS = dict(mine=dict())\n\n"), *edits]:
         assert old in source, f"model_{name}.py has no {old!r} to edit"
@@ -158,17 +156,15 @@ def write_fork(folder, name="cable", *edits):
     (folder / "model_mine.py").write_text(source, encoding="utf-8")
 
 
-SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window, in the literal form
-MASK = "masked_fill(j > i,", "masked_fill((j > i) | (j < i - 8),"
+SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window of 9
+LATER = ".triu(Tk - Tq + 1)"
+FAR = LATER, f'{LATER} + torch.full((Tq, Tk), float("-inf"), device=q.device).tril(Tk - Tq - 9)'
 EDITS = dict(
-    window=dict(fox=[SEEN, MASK], cable=[SEEN, MASK],
-                cope=[SEEN, ("seen = (j <= i)", "seen = ((j <= i) & (j >= i - 8))")],
-                tra=[SEEN, ("(j <= i)).to", "(j <= i) & (j >= i - 8)).to")]),
-    bias=dict(fox=[("bias = -distance", "bias = -2 * distance"),
-                   ("bias = F_[", "bias = F_[:, :, start:end, None] - F_[:, :, None, :end] + F_[")],
-              cable=[("bias = -g", "bias = -2 * g")],
-              cope=[("step = gates.sigmoid()", "step = (2 * gates).sigmoid()"),
-                    ("(gates.sigmoid() * seen", "((2 * gates).sigmoid() * seen")],
+    window=dict(fox=[SEEN, FAR], cable=[SEEN, FAR], cope=[SEEN], tra=[SEEN]),
+    bias=dict(fox=[("distance = (F_", "distance = 2 * (F_"),
+                   ("bias = F_", "F_ = 2 * F_\n    bias = F_")],
+              cable=[("bias = -distance", "bias = -2 * distance"), ("(bias +", "(2 * bias +")],
+              cope=[("gates.sigmoid()", "(2 * gates).sigmoid()")],
               tra=[("bias = (distance * ", "bias = (2 * distance * "),
                    ("addcmul(s, C,", "addcmul(s, 2 * C,")]))
 
@@ -271,7 +267,6 @@ def patch_everywhere(patch, name, value, new):
 def standing_in(folder, draw=False):
     """The scripts take folder for the repository: out/, results/, prepared text are there."""
     from matplotlib import pyplot
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     enabled, precision = kernels.enabled, torch.get_float32_matmul_precision()
     names.models()  # which are the repository's
     with pytest.MonkeyPatch.context() as patch:
@@ -283,8 +278,6 @@ def standing_in(folder, draw=False):
         if not draw:
             patch.setattr(pyplot.Figure, "savefig", sketched)
         yield
-    for s, handler in handlers.items():
-        signal.signal(s, handler)
     kernels.enabled = enabled
     torch.set_float32_matmul_precision(precision)
     pyplot.close("all")

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-import bench
 import data.text
 import kernels
 import model_baseline
@@ -13,6 +12,7 @@ from common.device import peak_memory
 from common.names import is_encoder, make_model, models
 from common.spy import attention_module, plain_function
 from encoders import bert
+from kernels import bench
 from tests.examples import example, in_float32
 from tests.helpers import close, command, complaint
 
@@ -27,7 +27,7 @@ def small(monkeypatch):
 
 
 def measured(home, *words):
-    out, _ = command(home, "bench.py", *words, *FAST)
+    out, _ = command(home, "kernels.bench", *words, *FAST)
     return json.loads((home / "b.json").read_text()), out
 
 
@@ -39,7 +39,8 @@ def test_bench_measures_training_and_decoding(small, home):
     assert b["of_nope"] == pytest.approx(b["tok_s"] / a["tok_s"], rel=0.01)
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
-    assert "\n  cable " in out and result["command"].startswith("python bench.py train decode")
+    assert "\n  cable " in out
+    assert result["command"].startswith("python -m kernels.bench train decode")
 
 
 def test_bench_measures_every_model_file(small, home):
@@ -69,7 +70,7 @@ def test_token_by_token_a_cache_writes_what_whole_texts_do(small, monkeypatch):
 @pytest.mark.slow
 def test_bench_measures_every_attention(home):
     """Of every model file, beside torch's own; its ways where they are."""
-    command(home, "bench.py", "attention", "--lengths", 40, *FAST)
+    command(home, "kernels.bench", "attention", "--lengths", 40, *FAST)
     rows = json.loads((home / "b.json").read_text())["attention"]["40"]
     assert rows["sdpa"]["forward_of_sdpa"] == 1
     first = {module: name for name, (module, _) in reversed(models().items())}
@@ -86,11 +87,12 @@ def test_bench_measures_every_attention(home):
 def test_bench_takes_the_attention_of_a_trained_run(trained, home):
     words = "--repeats", 1, "--device", "cpu", "--ways", "plain", "kernel"
     words += "--out", home / "a.json"
-    command(trained, "bench.py", "attention", "--run", "cable", "--lengths", 20, 30, *words)
+    command(trained, "kernels.bench", "attention", "--run", "cable", "--lengths", 20, 30, *words)
     rows = json.loads((home / "a.json").read_text())["attention"]
     assert list(rows) == ["20", "30"]
     assert list(rows["20"]) == ["sdpa", "cable", "cable: kernel"]
-    said = complaint(trained, "bench.py", "attention", "--run", "learned", "--lengths", 20, *words)
+    words = "--run", "learned", "--lengths", 20, *words
+    said = complaint(trained, "kernels.bench", "attention", *words)
     assert "learned positions end at block_size=16" in said
 
 
@@ -115,7 +117,7 @@ def test_a_way_that_is_not_equal_differs():
 
 def test_bench_gpu_wants_a_gpu_and_equal_kernels(home, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "gpu needs a CUDA device" in complaint(home, "bench.py", "gpu", "--device", "cpu")
+    assert "gpu needs a CUDA device" in complaint(home, "kernels.bench", "gpu", "--device", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "ON_GPU", dict(fox_attention=None))
     asked, row = [], {}
@@ -125,7 +127,7 @@ def test_bench_gpu_wants_a_gpu_and_equal_kernels(home, monkeypatch):
         return {1024: {"fox: kernel": row}}
     monkeypatch.setattr(bench, "attention", attention)
     for row["differs"] in (0.2, float("nan")):
-        said = complaint(home, "bench.py", "gpu", "--device", "cpu", "--out", "g.json")
+        said = complaint(home, "kernels.bench", "gpu", "--device", "cpu", "--out", "g.json")
         assert "fox: kernel is not equal to the plain function at 1,024 tokens" in said
     assert set(asked) == {"fox"}
 

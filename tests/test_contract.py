@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import data
 import data.recall
+import scoring
 from common import names
-from tests.helpers import rng, write_task
+from scoring import rates
+from tests.helpers import close, make, rng, write_task
 
 TWO_MEMBERS = """
 import data
@@ -27,7 +28,7 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     task = names.make_task(dict(data="bare", block_size=6))
     assert "bare" in names.task_names()
     assert (task.block_size, task.splits, task.validation_splits) == (6, ("train", "iid"), ("iid",))
-    assert task.defaults == {"nano": {}} and task.source == "" and task.kept == {}
+    assert task.defaults == {"nano": {}} and task.source == "" and task.state() == {}
     x, y = task.tensors("iid", 4, rng())
     assert torch.equal(y, (x + 1) % 3)
     y[0, 2:] = -1
@@ -70,44 +71,65 @@ def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
 # -----------------------------------------------------------------------------
 # scores
 
-def scored(model, task, number, split="iid"):
-    """task_scores of a function from tokens to logits."""
-    def forward(model, x, y):
-        return model(x), None
-    task.forward = forward
-    return data.task_scores(model, task, split, data.Options(amount=number, seed=1))
-
-
 def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
     task, seen = data.recall.Task(block_size=64), []
 
-    def noted(x):
+    def noted(model, x, y):
         seen.append(x)
-        return torch.zeros(*x.shape, task.vocab_size)
-    scored(noted, task, 2 * data.CHUNK)
+        return torch.zeros(*x.shape, task.vocab_size), None
+    task.forward = noted
+    rates.task_scores(None, task, "iid", scoring.Options(amount=2 * rates.CHUNK))
     rows = torch.cat(seen)
-    assert len(rows) == 2 * data.CHUNK == len(rows.unique(dim=0))
+    assert len(rows) == 2 * rates.CHUNK == len(rows.unique(dim=0))
+
+
+def test_a_long_sequence_goes_through_in_pieces(monkeypatch):
+    """Several sequences over one cache, which answer as if they were whole; so does a loss."""
+    model, task = make("cable", vocab_size=145), data.recall.Task(block_size=64)
+    x, y = task.tensors("iid", 3, rng())
+    with torch.no_grad():
+        logits, loss = model(x, y)
+        monkeypatch.setattr(data, "PIECE", 20)
+        assert [part.size(1) for part in data.in_pieces(model, x)] == [20, 20, 20, 4]
+        got = rates.in_full(model, x, y)
+    close(got[0], logits, 1e-5)
+    close(got[1], loss, 1e-5)
+
+
+def test_a_piece_halves_where_the_sequence_is_twice_as_long():
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=257))
+    pieces = [data.piece(model, T) for T in (64, 16384, 32768, 65536)]
+    assert pieces == [1024, 1024, 512, 256]
+    model.config.vocab_size = 1 << 20
+    assert data.piece(model, 64) == 64
+    model.is_encoder = True
+    assert data.piece(model, 99) == 99
 
 
 def test_scores_by_answer():
-    by_answer = data.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
+    by_answer = rates.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
     assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 
 
 def test_what_is_no_score(capsys):
     """Logits that are not finite are no answers, at this length of no split; nor is nothing."""
-    task, row = data.recall.Task(block_size=64), {"scores": {}}
-    run = SimpleNamespace(model=None)
+    task, row = data.recall.Task(block_size=64), {}
+    run = SimpleNamespace(model=make("nope"), name="a", config={}, checkpoint=dict(kept={}))
+
+    def score():
+        scores = rates.Scores(task, [run], scoring.Options(amount=3))
+        scores.tasks[64] = task
+        scores.start(run, row)
+        scores.score(run, row, 64)
+        return capsys.readouterr().out
     for value, wrong in ((float("nan"), True), (float("inf"), True), (float("-inf"), False)):
         task.forward = lambda model, x, y, value=value: (
             torch.full((*x.shape, task.vocab_size), value), None)
         row.pop("not_finite", 0)
-        data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
+        assert ("its logits are not finite" in score()) == wrong
         assert row.get("not_finite", False) == wrong and (row["scores"][64] == {}) == wrong
-        assert ("its logits are not finite" in capsys.readouterr().out) == wrong
     task.score = lambda logits, x, y: dict(accuracy=(y[:, 0] * 0, y[:, 0] * 0))
-    data.score_splits(row, run, task, 64, ["iid"], data.Options(amount=3))
-    assert row["scores"][64] == {} and "nothing is scored in it" in capsys.readouterr().out
+    assert "nothing is scored in it" in score() and row["scores"][64] == {}
 
 
 # -----------------------------------------------------------------------------
@@ -118,38 +140,38 @@ def test_auc_is_the_share_of_pairs_and_bins_are_means():
     logits = g.integers(0, 6, (40, 7)).astype(np.float32)  # with many ties
     positive = g.random((40, 7)) < 0.4
     positive[:, 3], positive[:, 5] = True, False
-    got = data.auc(logits, positive)
+    got = rates.auc(logits, positive)
     for t in range(7):
         high, low = logits[positive[:, t], t], logits[~positive[:, t], t]
         pairs = (high[:, None] > low) + (high[:, None] == low) / 2
         assert np.isnan(got[t]) if t in (3, 5) else got[t] == pytest.approx(pairs.mean())
     logits[0, 0] = np.nan
-    assert np.isnan(data.auc(logits, positive)[0])
+    assert np.isnan(rates.auc(logits, positive)[0])
     values = np.array([[1.0, np.nan, 3, 5, np.nan], [np.nan, np.nan, 2, 2, 8]])
-    means = data.binned(values, [0, 2, 4, 5])
+    means = scoring.binned(values, [0, 2, 4, 5])
     assert means[0, :2].tolist() == [1, 4] and means[1, 1:].tolist() == [2, 8]
     assert np.isnan([means[0, 2], means[1, 0]]).all()
 
 
 def test_intervals():
-    p, low, high = data.interval(np.zeros(100), np.ones(100))  # Wilson's: z^2 / (n + z^2)
+    p, low, high = rates.interval(np.zeros(100), np.ones(100))  # Wilson's: z^2 / (n + z^2)
     assert (p, low) == (0, 0) and high == pytest.approx(1.96**2 / (100 + 1.96**2))
-    p, low, high = data.interval(np.repeat([0, 1], 50), np.ones(100))
+    p, low, high = rates.interval(np.repeat([0, 1], 50), np.ones(100))
     assert p == 0.5 and (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     for n in range(1, 120):  # no width lost to rounding, nor beyond the rate itself
-        _, low, high = data.interval(np.array([n]), np.array([120]))
+        _, low, high = rates.interval(np.array([n]), np.array([120]))
         assert high - low > 0.1
         for rate in (0, 1):
-            p, low, high = data.interval(np.full(n, 3 * rate), np.full(n, 3))
+            p, low, high = rates.interval(np.full(n, 3 * rate), np.full(n, 3))
             assert low <= p == rate <= high
     # reads that are wrong together say less than as many independent ones
-    together = data.interval(np.repeat([0, 10], 50), np.full(100, 10))
-    apart = data.interval(np.repeat([0, 1], 500), np.ones(1000))
+    together = rates.interval(np.repeat([0, 10], 50), np.full(100, 10))
+    apart = rates.interval(np.repeat([0, 1], 500), np.ones(1000))
     assert together[2] - together[1] == pytest.approx(3.1 * (apart[2] - apart[1]), rel=0.05)
     covered = 0  # over many draws the truth lies inside about 95 times in 100
     for seed in range(400):
         out_of = rng(seed).integers(1, 9, 200)
         bad = rng(seed + 1000).beta(0.3, 2.7, 200)  # strings differ; 0.1 on average
-        _, low, high = data.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
+        _, low, high = rates.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
         covered += low <= 0.1 <= high
     assert 365 <= covered <= 395

@@ -22,11 +22,6 @@ def test_several_checkpoints_in_one_table_and_figure(trained, tmp_path):
     both = written(tmp_path / "two.json")
     assert [list(r["perplexity"]) for r in both["runs"]] == [["8", "40"], ["8"]]
     assert both["command"].startswith("python eval.py cable learned --lengths 8 40 --out ")
-    # the number of a run is the same alone, and by the saved weights at the beginning of the best
-    command(trained, "eval.py", "cable/best.pt", "--lengths", 8, "--out", tmp_path / "one")
-    one = written(tmp_path / "one.json")["runs"][0]
-    assert one["checkpoint"] == "best.pt" and one["iter"] == 2
-    assert one["perplexity"]["8"] == both["runs"][0]["perplexity"]["8"]
 
 
 def test_another_evaluation_does_not_replace_the_first(trained, home):
@@ -84,7 +79,7 @@ def test_a_task_with_a_known_distribution_from_training_to_figures(name, home):
         empty = [a is None for a in result["auc"]["8"]["iid"]]
         assert empty == [True, True, False] + [True, False] * 2 + [True]
     for metric in result.keys() & {"tvd", "auc"}:
-        command(home, "plot.py", "positions", "run/eval.json", "--metric", metric)
+        command(home, "figures.plot", "positions", "run/eval.json", "--metric", metric)
         assert is_png(home / "run" / f"eval.{metric}.png")
 
 
@@ -133,5 +128,5 @@ def test_a_small_text_of_ones_own_is_scored_as_far_as_it_goes_and_when_it_is_gon
     result, = (written(path) for path in (home / "small").glob("eval.16.data-other*.json"))
     assert result["data"]["corpus"] == "other.txt"
     assert result["tokens"] == result["data"]["tokens"]["test"] - 1
-    out, _ = command(home, "maps.py", "attention", "small", "--prompt", "abc")
+    out, _ = command(home, "figures.maps", "attention", "small", "--prompt", "abc")
     assert "drew " in out

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import exercises
+from tests import exercises
 from tests.helpers import command, complaint
 
 
@@ -72,7 +72,7 @@ def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypat
     """Nothing written yet is said in one line, and so is a tensor of another shape."""
     assert f"{name}: not written yet" in wrong(home, name)
     monkeypatch.setattr(exercises, name, SOLUTIONS[name])
-    assert command(home, "exercises.py", name)[0] == f"{name}: right\n"
+    assert command(home, "tests.exercises", name)[0] == f"{name}: right\n"
 
     def close(q, k, *more):
         answer = SOLUTIONS[name](q, k, *more)
@@ -90,10 +90,10 @@ def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypat
 
 def wrong(home, name):
     """What is said of an answer that is not right; the exit code is 1."""
-    out, code = command(home, "exercises.py", name, code=1)
+    out, code = command(home, "tests.exercises", name, code=1)
     return out
 
 
 def test_an_exercise_that_there_is_not(home):
     assert "there is no exercise 'cabel': did you mean cable?" in complaint(
-        home, "exercises.py", "cabel")
+        home, "tests.exercises", "cabel")

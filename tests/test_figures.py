@@ -2,8 +2,8 @@
 import pytest
 
 import experiments
-import plot
 from experiments import figures, runs
+from figures import plot
 from tests import helpers
 from tests.helpers import labels_of
 from tests.test_plot import score_row
@@ -11,8 +11,7 @@ from tests.test_plot import score_row
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield helpers.drawn(monkeypatch)
-    plot.plt.close("all")
+    return helpers.drawn(monkeypatch)
 
 
 def test_survivors_and_readers_are_points(drawn):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import data.flipflop
-import maps
 from common.checkpoint import load_run
 from common.names import make_task, models
 from data.text import sorts_of
+from figures import maps
 from tests.helpers import (
     EDITS,
     TINY_FLAGS,
@@ -40,11 +40,11 @@ def test_maps_and_bench_see_the_edited_attention(fork, copy, monkeypatch):
             "attention"]
         beyond = (attention * np.tril(np.ones((14, 14)), -9)).sum()
         assert (beyond == 0) == bool(edits)
-        command(copy, "maps.py", "attention", path, "--length", 14)
+        command(copy, "figures.maps", "attention", path, "--length", 14)
         shown = figures.pop().axes[0].images[-1].get_array().filled(0)
         assert (shown[12, 0] == 0) == bool(edits)
         words = "--models", "mine", "--lengths", 50, "--repeats", 1, "--device", "cpu"
-        command(copy, "bench.py", "attention", *words, "--out", "b.json")
+        command(copy, "kernels.bench", "attention", *words, "--out", "b.json")
         rows = json.loads((copy / "b.json").read_text())["attention"]["50"]
         assert {"mine", "mine: literal"} <= rows.keys()
         assert ("mine: kernel" in rows) == (not edits)
@@ -62,12 +62,13 @@ def test_within_is_the_share_of_the_last_tokens():
 
 def test_maps_of_reach(home, trained, monkeypatch):
     """Of a task and of text, longer than in training; one token reaches nowhere."""
-    assert "was never prepared here" in complaint(home, "maps.py", "reach", trained / "cable")
-    out, _ = command(trained, "maps.py", "reach", "cable", "learned", "--out", home / "r.png",
+    assert "was never prepared here" in complaint(home, "figures.maps", "reach", trained / "cable")
+    out, _ = command(trained, "figures.maps", "reach", "cable", "learned", "--out", home / "r.png",
                      "--length", 16)
     assert is_png(home / "r.png") and "farther back" not in out
     # how much lies farther back than a window of training, 16: of the last half of 39 tokens
-    out, _ = command(trained, "maps.py", "reach", "tra", "--length", 40, "--out", home / "r.png")
+    out, _ = command(trained, "figures.maps", "reach", "tra", "--length", 40,
+                     "--out", home / "r.png")
     run = load_run(trained / "tra")
     x, _ = make_task(run.config | dict(block_size=40)).batch("dense", 1, rng([0, 0]))
     a = maps.look(run.model, torch.from_numpy(x))[0]["attention"]
@@ -77,9 +78,9 @@ def test_maps_of_reach(home, trained, monkeypatch):
     flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", "--model", "rope", *flags, "--n_layer", 3, "--out_dir", home / "deep")
     figures = drawn(monkeypatch)
-    command(trained, "maps.py", "reach", home / "deep", "tra")
+    command(trained, "figures.maps", "reach", home / "deep", "tra")
     assert labels_of(figures[0]).count("head 0") == 2  # a legend for each model
-    said = complaint(trained, "maps.py", "reach", "cable", "--length", 1)
+    said = complaint(trained, "figures.maps", "reach", "cable", "--length", 1)
     assert "reach needs a sequence of two tokens or more" in said
 
 
@@ -106,9 +107,10 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
     with pytest.raises(SystemExit, match="nothing is scored in"):
         maps.steps_by_sort(run, args)
     monkeypatch.undo()
-    command(trained, "maps.py", "counts", "tra", "cable", "--sequences", 2, "--out", home / "c.png")
+    command(trained, "figures.maps", "counts", "tra", "cable", "--sequences", 2,
+            "--out", home / "c.png")
     assert is_png(home / "c.png")
-    said = complaint(home, "maps.py", "counts", trained / "tra", "--sequences", 0)
+    said = complaint(home, "figures.maps", "counts", trained / "tra", "--sequences", 0)
     assert "--sequences at least 1" in said
 
 
@@ -132,29 +134,29 @@ def test_maps_of_a_task_and_of_text(trained, home):
                   ("attention", trained / "cable", "--prompt", "f(x): $", "--layer", 0),
                   ("steps", trained / "tra", trained / "rope", "--length", 30, "--seed", 3),
                   ("steps", trained / "cable", "--prompt", "alpha beta")):
-        command(home, "maps.py", *words, "--out", "m", draw=True)
+        command(home, "figures.maps", *words, "--out", "m", draw=True)
         assert is_png(home / "m.png")
         (home / "m.png").unlink()
     shutil.copytree(trained / "tra", home / "tra")
-    command(home, "maps.py", "steps", "tra", "--length", 8)
-    command(home, "maps.py", "steps", "tra", trained / "rope", "--length", 8)
+    command(home, "figures.maps", "steps", "tra", "--length", 8)
+    command(home, "figures.maps", "steps", "tra", trained / "rope", "--length", 8)
     assert is_png(home / "tra" / "steps.png") and is_png(home / "out" / "steps.png")
-    said = complaint(home, "maps.py", "attention", trained / "tra", "--prompt", "x")
+    said = complaint(home, "figures.maps", "attention", trained / "tra", "--prompt", "x")
     assert "--prompt is for models of text" in said
-    said = complaint(home, "maps.py", "steps", "tra", trained / "cable", "--prompt", "x")
+    said = complaint(home, "figures.maps", "steps", "tra", trained / "cable", "--prompt", "x")
     assert "--prompt is for models of text" in said
 
 
 def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
     figures = drawn(monkeypatch)
     text = "alpha = 1\n\n" + "b" * 40 + "\n    gamma $x\n" + "d" * 20
-    command(trained, "maps.py", "attention", "cable", "--prompt", text)
+    command(trained, "figures.maps", "attention", "cable", "--prompt", text)
     ax = next(ax for ax in figures[0].axes if ax.get_title())
     starts = [0, 11, 12, 53, 66]  # the end-of-text token is before them
     assert list(ax.get_xticks()) == list(ax.get_yticks()) == starts
     said = [label.get_text() for label in ax.get_yticklabels()]
     assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]  # the second is blank
-    command(trained, "maps.py", "attention", "cable", "--prompt", "e\n" * 60)  # no room for all
+    command(trained, "figures.maps", "attention", "cable", "--prompt", "e\n" * 60)  # no room
     said = figures[1].axes[0].get_yticklabels()
     assert [label.get_text() for label in said][:7] == ["·e", "e", "", "e", "", "e", ""]
 
@@ -162,7 +164,7 @@ def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):
     """Titles, tokens, and under every token the attention that the literal form has."""
     figures = drawn(monkeypatch)
-    command(trained, "maps.py", "attention", "tra", "--length", 12)
+    command(trained, "figures.maps", "attention", "tra", "--length", 12)
     axes = [ax for ax in figures[0].axes if ax.get_title()]
     parts = "attention", "step", "distance", "position"
     assert [ax.get_title() for ax in axes] == [f"{p}, head {h}" for p in parts for h in (0, 1)]
@@ -203,7 +205,8 @@ def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
     figures = drawn(monkeypatch)
     flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", "--model", "diff", *flags, "--n_embd", 32, "--out_dir", "diff")
-    command(home, "maps.py", "steps", trained / "tra", trained / "rope", "diff", "--length", 20)
+    command(home, "figures.maps", "steps", trained / "tra", trained / "rope", "diff",
+            "--length", 20)
     lanes = [ax for ax in figures[0].axes if ax.get_ylabel().endswith("\nstep")]
     strips = [ax for ax in figures[0].axes if ax.images]
     assert [ax.get_ylabel() for ax in lanes] == ["tra\nstep", "rope\nstep", "diff\nstep"]
@@ -213,5 +216,5 @@ def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
         assert len(lane.patches) == (0 if name == "diff" else 19)  # bars
         said = [t.get_text() for t in lane.texts]
         assert ("no steps to show" in said) == (name == "diff")
-    said = complaint(home, "maps.py", "attention", "diff", "--kinds", "step")
+    said = complaint(home, "figures.maps", "attention", "diff", "--kinds", "step")
     assert "diff has no step to show, it has attention" in said

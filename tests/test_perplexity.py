@@ -1,5 +1,4 @@
-"""data/text.py: losses by window length and position, bits per byte, several tokenizers."""
-import contextlib
+"""scoring/perplexity.py: losses by window length and position, bits per byte, tokenizers."""
 import math
 from pathlib import Path
 
@@ -11,18 +10,18 @@ from torch.nn import functional as F
 
 import data
 import data.text
+import eval
 import model_baseline
 from common.checkpoint import Run
-from data.text import Task, token_losses
+from data.text import Task
+from scoring import Options, perplexity
 from tests.helpers import close, documents, make, rng
-
-OPTIONS = data.Options(device=torch.device("cpu"), context=contextlib.nullcontext(), words="here")
 
 
 def pieces(monkeypatch, size):
     """Once as it is, once in smaller pieces over a cache."""
     yield
-    monkeypatch.setattr(data, "piece", lambda model: size)
+    monkeypatch.setattr(data, "piece", lambda model, T: size)
     yield
     monkeypatch.undo()
 
@@ -38,7 +37,7 @@ def test_perplexity_in_pieces_equals_one_forward(name, monkeypatch):
             for x, y in zip(ids[:-1].split(T), ids[1:].split(T)):
                 want.append(F.cross_entropy(model(x[None])[0][0], y, reduction="none"))
         for _ in pieces(monkeypatch, 16):
-            losses = token_losses(model, stream, T, OPTIONS)
+            losses = perplexity.token_losses(model, stream, T, Options())
             close(torch.from_numpy(losses), torch.cat(want), 1e-4)
 
 
@@ -59,32 +58,35 @@ class Noted(torch.nn.Module):
 
 def test_strided_perplexity_is_one_forward_for_every_token(monkeypatch):
     """Every token has T / 2 to T tokens to look back on."""
-    run = Run(Path("a/ckpt.pt"), "a", make("cable"), {}, {})
+    model = make("cable")
     for N, lengths in ((40, (1, 2, 7, 24)), (24, (5, 24)), (30, (10, 20))):
         ids = torch.from_numpy(rng().integers(0, 61, N + 1))
         stream, half = ids.numpy().astype(np.uint16), max(lengths) // 2
         for _ in pieces(monkeypatch, 4):
-            row = dict(eval_seconds={})
-            data.text.score_lengths(row, "strided", run, stream, lengths, OPTIONS)
             for T in lengths:
+                skip = T // 2
+                losses = perplexity.token_losses(model, stream[half - skip:], T, Options(), skip)
                 want, step = [], T - T // 2
                 for t in range(half, N):
                     before = T // 2 + (t - half) % step  # tokens that it looks back on
                     with torch.no_grad():
-                        logits, _ = run.model(ids[None, t - before:t + 1])
+                        logits, _ = model(ids[None, t - before:t + 1])
                     want.append(F.cross_entropy(logits[0, -1], ids[t + 1]))
                     assert T / 2 - 1 < before < T and t - before >= 0
-                mean = torch.stack(want).mean().item()
-                assert math.log(row["strided"][T]) == pytest.approx(mean, 1e-5)
+                close(torch.from_numpy(losses), torch.stack(want), 1e-4)
 
 
 def test_loss_by_position_bins_cover_the_window_once():
     losses = np.arange(4100) % 2048 * 1.0
-    bins = data.text.by_position(losses, 2048)
+    bins = perplexity.by_position(losses, 2048)
     assert bins[0][0] == 0 and bins[-1][1] == 2047
     assert all(after[0] == before[1] + 1 for before, after in zip(bins, bins[1:]))
     assert all(loss == pytest.approx((a + b) / 2) for a, b, loss in bins)
-    assert data.text.by_position(np.ones(10), 5) == [[0, 4, 1.0]]
+    assert perplexity.by_position(np.ones(10), 5) == [[0, 4, 1.0]]
+
+
+def table(task, runs, **options):
+    return eval.score_runs(perplexity.Scores(task, runs, Options(**options)), runs)
 
 
 def run_of(task, name):
@@ -110,8 +112,7 @@ def texts(tmp_path, monkeypatch):
 def test_the_table_of_runs(texts, capsys):
     task = Task(data=texts, block_size=16)
     runs = [run_of(task, "a"), run_of(task, "longer")]
-    options = data.Options(lengths=[96, 16, 64], amount=500, strided=True, words="here")
-    result = task.evaluate(runs, options)
+    result = table(task, runs, lengths=[96, 16, 64], amount=500, strided=True, words="here")
     uniform = f"{300:>10.3f}{300:>10.3f}{'-':>10}\n"
     assert capsys.readouterr().out.endswith(
         "second halves scored: 452 tokens, the same at every length\n"
@@ -123,11 +124,11 @@ def test_the_table_of_runs(texts, capsys):
     assert row["by_position"][-1][1] == 63 and "bits_per_byte" not in row
     assert (result["tokens"], result["strided_tokens"]) == (500, 452)
     assert result["lengths"] == [16, 64, 96] and result["data"]["sha256"] == task.source
-    assert task.evaluate(runs, data.Options(lengths=[16], amount=0))["tokens"] > 500
+    assert table(task, runs, lengths=[16], amount=0)["tokens"] > 500
     for change, says in ((dict(split="tset"), "unknown split 'tset': choose from train, val, test"),
                          (dict(lengths=[501]), "too few for a window of 501: take --tokens 0")):
         with pytest.raises(ValueError, match=says):
-            task.evaluate(runs, data.Options(**dict(lengths=[16], amount=500) | change))
+            table(task, runs, **dict(lengths=[16], amount=500) | change)
 
 
 @pytest.mark.parametrize("first", ["bytes", "gpt2"])
@@ -135,7 +136,7 @@ def test_tokenizers_are_compared_on_the_same_text_by_its_bytes(texts, capsys, fi
     tasks = {name: Task(data=texts, block_size=16, tokenizer=name) for name in ("bytes", "gpt2")}
     runs = [run_of(task, name) for name, task in tasks.items()]
     runs.sort(key=lambda run: run.name != first)
-    rows = tasks[first].evaluate(runs, data.Options(lengths=[16], amount=600))["runs"]
+    rows = table(tasks[first], runs, lengths=[16], amount=600)["runs"]
     out = capsys.readouterr().out
     assert "compare bits per byte" in out and out.count("  bits/byte") == 2
     seen = {run.name: run.model.seen for run in runs}
@@ -148,5 +149,5 @@ def test_tokenizers_are_compared_on_the_same_text_by_its_bytes(texts, capsys, fi
         scored = [token for token in stream[1:N + 1].tolist() if token != encoding.eot_token]
         bits = math.log2(300) * N / len(encoding.decode_bytes(scored))
         assert row["bits_per_byte"] == {16: pytest.approx(bits)}
-    alone = tasks[first].evaluate(runs[:1], data.Options(lengths=[16], amount=600))["runs"][0]
+    alone = table(tasks[first], runs[:1], lengths=[16], amount=600)["runs"][0]
     assert ("bits_per_byte" in alone) == (first == "gpt2")

@@ -6,15 +6,14 @@ import shutil
 import pytest
 
 import data.text
-import plot
+from figures import plot
 from tests import helpers
 from tests.helpers import ROOT, command, complaint, is_png, labels_of, log_of
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    yield helpers.drawn(monkeypatch)
-    plot.plt.close("all")
+    return helpers.drawn(monkeypatch)
 
 
 def lines_of(ax):
@@ -111,10 +110,10 @@ def test_mistakes_are_one_line(trained, home):
                         ("lengths text.json --rows rop", "no row 'rop': did you mean rope?"),
                         ("lengths text.json --out x.xyz", "use .png, .pdf or .svg"),
                         ("maps text.json", "invalid choice: 'maps'")):
-        assert said in complaint(home, "plot.py", *words.split()), words
-    said = complaint(home, "plot.py", "errors", trained / "rope", "--metric", "exact_mach")
+        assert said in complaint(home, "figures.plot", *words.split()), words
+    said = complaint(home, "figures.plot", "errors", trained / "rope", "--metric", "exact_mach")
     assert "there is no exact_mach: did you mean exact_match?" in said
-    assert "has 'history'" in complaint(home, "plot.py", "errors", trained / "cable")
+    assert "has 'history'" in complaint(home, "figures.plot", "errors", trained / "cable")
 
 
 # -----------------------------------------------------------------------------
@@ -138,7 +137,6 @@ def test_lines_that_coincide_stay_visible():
     assert not first.is_dashed() and second.is_dashed() and third.is_dashed()
     assert labels_of(fig) == list(lines) and all(len(line.get_xdata()) == 3 for line in (
         first, second, third))
-    plot.plt.close(fig)
 
 
 def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, home, drawn):
@@ -152,7 +150,7 @@ def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, hom
     def labels(setting=(), **changes):
         row = rope | dict(config=rope["config"] | dict(setting))
         (folder / "rope-1337.json").write_text(json.dumps(result | changes | dict(runs=[row])))
-        command(home, "plot.py", "lengths", home / "eval.json")
+        command(home, "figures.plot", "lengths", home / "eval.json")
         return labels_of(drawn.pop())
     assert labels() == ["cable", "rope (this repository's,\nPython 3.9.1)", "training length"]
     mine = ["cable", "training length"]
@@ -160,7 +158,7 @@ def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, hom
     for name in ("max_iters", "n_layer", "data", "block_size"):
         assert labels({name: "other"}) == mine, name
     shutil.rmtree(folder)
-    command(home, "plot.py", "lengths", home / "eval.json")
+    command(home, "figures.plot", "lengths", home / "eval.json")
     assert labels_of(drawn.pop()) == mine
 
 
@@ -182,7 +180,7 @@ def test_the_committed_curve_is_that_of_the_first_command():
 @pytest.mark.parametrize("perplexity", [1e30, None])
 def test_a_perplexity_beyond_all_others_is_drawn(perplexity, tmp_path):
     write(tmp_path / "x.json", [text_row("rope", {"16": 2.0, "32": perplexity})])
-    command(tmp_path, "plot.py", "lengths", "x.json", draw=True)
+    command(tmp_path, "figures.plot", "lengths", "x.json", draw=True)
     assert is_png(tmp_path / "x.png")
 
 
@@ -220,16 +218,16 @@ def test_scores_at_one_length_are_dots_and_at_several_lines(drawn, tmp_path):
 
 
 def test_curves_and_errors_have_a_line_for_every_run(trained, drawn, tmp_path):
-    command(trained, "plot.py", "curves", "cable", "learned", "rope")
+    command(trained, "figures.plot", "curves", "cable", "learned", "rope")
     assert labels_of(drawn[0]) == ["cable", "learned", "rope"]
-    command(trained, "plot.py", "errors", "tra", "rope", "--metric", "glitch_rate")
+    command(trained, "figures.plot", "errors", "tra", "rope", "--metric", "glitch_rate")
     assert drawn[1].axes[0].get_ylabel() == "glitch rate (%)" and len(drawn[1].axes) == 3
     for name in ("tra", "rope"):
         rates = [(row["iter"], 100 * row["scores"]["iid"]["glitch_rate"])
                  for row in log_of(trained / name) if "scores" in row]
         assert lines_of(drawn[1].axes[0])[name] == rates
     shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
-    command(trained, "plot.py", "curves", "tra", tmp_path / "tra")
+    command(trained, "figures.plot", "curves", "tra", tmp_path / "tra")
     assert labels_of(drawn[2]) == ["tra", str(tmp_path / "tra")]
 
 

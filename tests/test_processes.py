@@ -1,11 +1,16 @@
 """
 Signals, several processes, a full disk: in processes of their own, in a copy of the repository.
 """
+import fcntl
 import os
+import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 import torch
@@ -104,6 +109,73 @@ def test_encoders_in_two_processes(repo):
             *flags, "--out_dir", "out/r")
     out, _ = process(repo, "eval.py", "out/r", "--lengths", 32)
     assert set(losses(repo / "out" / "r")[0]) == {3} and "\nwhole " in out
+
+
+LONG_RUN = ["train.py", *map(str, TINY_RUN), "--max_iters", "100000", "--eval_interval", "100000"]
+
+
+def started(folder, out, stdout, **how):
+    """A training that is under way: it has begun its log, and no checkpoint is there."""
+    training = subprocess.Popen(
+        [sys.executable, *LONG_RUN, "--out_dir", out], cwd=folder, stdout=stdout,
+        env=os.environ | ONE_THREAD, **how)
+    while not (log := folder / out / "log.jsonl").exists() or not log.read_text():
+        assert training.poll() is None
+        time.sleep(0.1)
+    return training
+
+
+def saved_all(run):
+    """The checkpoint is of the last step in the log."""
+    last = torch.load(run / "ckpt.pt", weights_only=True)["iter"]
+    return last == max(losses(run)[0]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_a_kill_of_a_whole_group_saves_though_nobody_reads_any_more(compiled, repo):
+    """`timeout 99 python train.py | tee log`: the reader may go first, as may compiling helpers."""
+    out = f"out/group-{compiled}"
+    reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    training = started(repo, out, reader.stdin, start_new_session=True)
+    reader.kill()
+    reader.wait()
+    os.killpg(training.pid, signal.SIGTERM)
+    assert training.wait(60) == 130 and saved_all(repo / out)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_stops_and_saves(repo):
+    ours, theirs = pty.openpty()
+    training = started(repo, "out/terminal", theirs, start_new_session=True, preexec_fn=lambda: (
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)))
+    os.close(theirs)
+    os.close(ours)
+    assert training.wait(60) == 130 and saved_all(repo / "out/terminal")
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_written_costs_nothing(repo):
+    """| head, and a full disk under the log: training and evaluation come to their ends."""
+    for n, to in enumerate(("| head -n 1 >head.txt", ">/dev/full")):
+        words = [sys.executable, "train.py", *TINY_RUN, "--evaluate", "--max_iters", 30]
+        line = f"{shlex.join(map(str, words))} --out_dir out/quiet{n} {to}; exit ${{PIPESTATUS[0]}}"
+        subprocess.run(line, cwd=repo, shell=True, executable="/bin/bash", check=True,
+                       env=os.environ | ONE_THREAD, timeout=120)
+        assert saved_all(repo / f"out/quiet{n}") and (repo / f"out/quiet{n}/eval.json").exists()
+
+
+@pytest.mark.slow
+def test_a_kill_ends_the_evaluation_too(repo):
+    (repo / "sleep.py").write_text("import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "from common.files import script; script('sleep.py')"],
+        cwd=repo, stdout=subprocess.PIPE, env=os.environ | ONE_THREAD)
+    while b"asleep" not in parent.stdout.readline():
+        pass
+    parent.terminate()
+    assert parent.wait(30) == 143
+    assert parent.stdout.read() == b""  # which ends when the child has ended
 
 
 @pytest.mark.slow

@@ -132,12 +132,12 @@ def test_the_numbers_of_the_front_page_are_those_of_the_json():
 
 def test_the_commands_of_the_front_page_have_these_flags(trained):
     """Every script that README.md calls is there, and knows the flags that it is given."""
-    calls = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py)([^\n`#]*)",
+    calls = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (?:-m )?([\w.]+)([^\n`#]*)",
                        TEXTS[ROOT / "README.md"])
     assert len(calls) > 8
     for script, words in calls:
         words = shlex.split(words)
-        figure = [word for word in words[:1] if script in ("plot.py", "maps.py")]
+        figure = [word for word in words[:1] if script in ("figures.plot", "figures.maps")]
         said, _ = command(trained, script, *figure, "--help")
         for flag in words:
             assert not flag.startswith("--") or f"{flag} " in said, (script, flag)

@@ -440,7 +440,7 @@ def test_what_an_encoder_refuses(library, trained):
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
             ((*start, "--init_from", "m", "--n_embd", 32), "do not fit encoders/bert.py"),
-            (("maps.py", "attention", "m"), "is an encoder: maps are of causal models"),
+            (("figures.maps", "attention", "m"), "is an encoder: maps are of causal models"),
             ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
             ((*start, "--corpus", "empty"), "has no text in it"),
             ((*start, "--corpus", "single"), "has too few documents"),

@@ -4,26 +4,30 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
+import threading
 import types
 
 import numpy as np
 import pytest
 import torch
 
-import data.text
 import train
 from common import names
-from common.checkpoint import load_run
+from common.batches import batches
+from common.checkpoint import find_checkpoint, load_run
 from common.settings import TrainConfig
 from tests.helpers import (
     ENCODERS,
     HARD,
     MODELS,
     TINY_FLAGS,
+    TINY_RUN,
     close,
     command,
+    complaint,
     is_png,
     log_of,
     losses,
@@ -60,16 +64,15 @@ def test_a_log_line_has_the_rate_but_for_the_first_which_compiles(home):
     assert iters == dict(loss=[3, 5, 6, 7], val_loss=[3, 6, 7], tok_s=[5, 6, 7])
 
 
-def interrupted(monkeypatch, sign, at):
-    """A Ctrl-C, or a terminal that is closed, while batch `at` is drawn."""
-    drawn, batch = [], data.text.Task.batch
+def interrupted(monkeypatch, name, at):
+    """A Ctrl-C, a kill or a closed terminal at the beginning of step `at`, counted from 1."""
+    get_lr = train.get_lr
 
-    def counted(self, split, *rest):
-        drawn.append(split)
-        if drawn.count("train") == at and split == "train":
-            os.kill(os.getpid(), sign)
-        return batch(self, split, *rest)
-    monkeypatch.setattr(data.text.Task, "batch", counted)
+    def counted(c, it):
+        if it + 1 == at:
+            os.kill(os.getpid(), getattr(signal, name))
+        return get_lr(c, it)
+    monkeypatch.setattr(train, "get_lr", counted)
 
 
 def test_a_step_is_torchs_adamw_on_the_mean_of_micro_steps_clipped(home):
@@ -123,14 +126,16 @@ def test_dropout_is_for_training_alone(home):
     assert one == two and model.training
 
 
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGHUP"])
-def test_a_resumed_run_equals_an_uninterrupted_one(sign, home, monkeypatch):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
     flags = *HARD, "--max_iters", 12, "--eval_interval", 4
     command(home, "train.py", *flags, "--out_dir", "whole")
     with monkeypatch.context() as patch:
-        interrupted(patch, getattr(signal, sign), at=13)  # the first half of step 7
+        interrupted(patch, name, at=7)
+        handler = signal.getsignal(getattr(signal, name))
         out, _ = command(home, "train.py", *flags, "--out_dir", "broken", code=130)
     assert "interrupted after iter 7, saved; continue with: python train.py --resume broken" in out
+    assert signal.getsignal(getattr(signal, name)) is handler  # a second one ends what comes
     assert torch.load(home / "broken" / "ckpt.pt", weights_only=True)["iter"] == 7
     with open(home / "broken" / "log.jsonl", "a") as f:  # what a kill leaves: lines that the
         f.write(json.dumps(dict(iter=8, loss=99.0)) + "\n")  # checkpoint does not know
@@ -139,6 +144,59 @@ def test_a_resumed_run_equals_an_uninterrupted_one(sign, home, monkeypatch):
     same_run(home / "whole", home / "broken")
     command(home, "train.py", "--resume", "broken", "--no-evaluate", "--max_iters", 14)
     assert list(losses(home / "broken")[0]) == list(range(1, 15))
+
+
+def test_what_the_shell_has_us_ignore_is_ignored(home, monkeypatch):
+    """nohup, and a job in the background of a script."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        interrupted(monkeypatch, "SIGHUP", at=2)
+        said, _ = command(home, "train.py", *TINY_RUN, "--max_iters", 3, "--out_dir", "run")
+        assert "trained 3 iters" in said and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_batches_are_drawn_ahead_and_are_those_of_their_step(monkeypatch):
+    """In another thread; what is raised there is raised here."""
+    task = names.make_task(dict(data="flipflop", block_size=8))
+    c = types.SimpleNamespace(seed=7, batch_size=4, max_iters=5, gradient_accumulation_steps=2)
+    threads, tensors = set(), task.tensors
+
+    def noted(*args):
+        threads.add(threading.get_ident())
+        return tensors(*args)
+    monkeypatch.setattr(task, "tensors", noted)
+    steps = list(batches(task, c, 3, torch.device("cpu"), rank=1, world=2))
+    assert len(steps) == 2 and threading.get_ident() not in threads
+    for it, step in enumerate(steps, 3):
+        draw = np.random.default_rng([7, it])
+        for x, y in step:
+            all_x, all_y = tensors("train", 4, draw)
+            assert torch.equal(x, all_x[1::2]) and torch.equal(y, all_y[1::2])
+    monkeypatch.setattr(task, "tensors", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(batches(task, c, 0, torch.device("cpu")))
+
+
+def test_a_printed_command_can_be_pasted_and_a_run_is_found(home, monkeypatch):
+    """Blanks, ~ before the shell has seen it, a link, a log that is gone, an empty variable."""
+    monkeypatch.setenv("HOME", str(home))
+    with monkeypatch.context() as patch:
+        interrupted(patch, "SIGTERM", at=2)
+        said, _ = command(home, "train.py", *TINY_RUN, "--max_iters", 3, "--out_dir",
+                          "~/my notes", code=130)
+    pasted = shlex.split(said[said.index("train.py --resume"):])
+    assert pasted == ["train.py", "--resume", f"{home}/my notes"]
+    (home / "my notes" / "log.jsonl").unlink()
+    command(home, *pasted, "--no-evaluate")
+    assert list(losses(home / "my notes")[0]) == [3]
+    (home / "out").mkdir()
+    (home / "out" / "link").symlink_to(home / "my notes")
+    with monkeypatch.context() as patch:
+        patch.chdir(home)
+        assert str(find_checkpoint()) == "out/link/ckpt.pt"
+    assert "the name of a run is empty" in complaint(home, "train.py", "--resume", "")
 
 
 def test_bema_is_its_formulas(home):

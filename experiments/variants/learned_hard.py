@@ -4,13 +4,10 @@ weights' gradient is softmax's, straight-through. Positions are learned, as in r
 """
 from dataclasses import dataclass
 
-import torch
 from torch.nn import functional as F
 
 from rivals import classics
 from rivals.classics import Cache  # noqa: F401  (decoding asks the module for it)
-
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -38,28 +35,27 @@ def hard_attention(q, k, v):
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     Returns (B, H, Tq, d).
     """
-    y, before = [], k.size(2) - q.size(2)
-    for a in range(0, q.size(2), ROWS):
-        keys = slice(before + a + ROWS)
-        y.append(literal(q[:, :, a:a + ROWS], k[:, :, keys], v[:, :, keys])[0])
-    return torch.cat(y, dim=2)
-
-
-class Hard(classics.Learned):
-    def attention(self, q, k, v):
-        return hard_attention(q, k, v)
+    return literal(q, k, v)[0]
 
 
 class CausalSelfAttention(classics.CausalSelfAttention):
-    def forward(self, *args):  # the attention is this file's: common/spy.py asks
-        return super().forward(*args)
+    def forward(self, x, cache, pe):
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        y = hard_attention(q, k, v)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
 
 
 class GPT(classics.GPT):
     def __init__(self, config):
         super().__init__(config)
         weights = self.state_dict()
-        self.pe[0] = Hard(config)
         for layer, block in enumerate(self.h):
             block.attn = CausalSelfAttention(config, layer)
         self.load_state_dict(weights)  # as they start there

@@ -13,17 +13,16 @@ TRA taken apart: its threshold and its distance, each without the other. Which d
 
 And tra_torch_init, TRA whose linear layers start as PyTorch has it, as in its authors' notebook.
 
-Read model_tra.py first; here plainness comes before speed.
+Read model_tra.py first.
 """
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import model_tra
 from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
-
-ROWS = 128  # query rows at a time: without gradients, memory grows with ROWS * T, never T * T
 
 
 @dataclass
@@ -60,17 +59,11 @@ def literal(q, k, v, log_decay, drop=True, distance="survivors"):
 
 def parts_attention(q, k, v, log_decay, drop=True, distance="survivors"):
     """
-    The same in blocks of query rows, causal.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     log_decay (B, H, Tq), log delta. Returns (B, H, Tq, d).
     """
-    y, before = [], k.size(2) - q.size(2)
-    for a in range(0, q.size(2), ROWS):
-        rows = slice(a, a + ROWS)
-        keys = slice(before + a + ROWS)
-        y.append(literal(q[:, :, rows], k[:, :, keys], v[:, :, keys], log_decay[:, :, rows],
-                         drop, distance)[0])
-    return torch.cat(y, dim=2)
+    return literal(q, k, v, log_decay, drop, distance)[0]
 
 
 class CausalSelfAttention(model_tra.CausalSelfAttention):
@@ -78,11 +71,18 @@ class CausalSelfAttention(model_tra.CausalSelfAttention):
         super().__init__(config, layer)
         self.options = config.drop, config.distance
 
-    def forward(self, *args):  # the attention is this file's: common/spy.py asks
-        return super().forward(*args)
-
-    def attention(self, q, k, v, log_decay):
-        return parts_attention(q, k, v, log_decay, *self.options)
+    def forward(self, x, cache):  # model_tra.py's, but for the attention
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
+        if cache is not None:  # counts start at the query: nothing else to remember
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+        y = parts_attention(q, k, v, log_decay, *self.options)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
 
 
 class GPT(model_tra.GPT):

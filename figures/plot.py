@@ -1,12 +1,14 @@
 """
-JSON -> figure: draw what eval.py, reproduce.py, bench.py and train.py left behind.
+JSON -> figure: draw what eval.py, reproduce.py and train.py left behind.
 
-    python plot.py lengths out/cable-stdlib-nano/eval.json       perplexity by window length
-    python plot.py scores out/tra-flipflop-nano/eval.json        a task's scores by split
-    python plot.py positions out/postnorm-dyck-nano/eval.json    TVD or AUC by position
-    python plot.py ndcg out/bert_cable-retrieval-nano/eval.json  nDCG by document length
-    python plot.py curves out/cable-stdlib-nano out/rope-*       learning curves
-    python plot.py errors out/tra-flipflop-* out/cope-*          a task's scores by training step
+    python -m figures.plot lengths out/cable-stdlib-nano/eval.json
+
+    lengths      perplexity by window length
+    scores       a task's scores by split
+    positions    total variation distance or AUC by position
+    ndcg         nDCG@10 by document length
+    curves       learning curves
+    errors       a task's scores by training step
 
 A path is a JSON, a folder of them (results/runs/cable_table1.cpu) or the folder of a run; several
 are drawn together. Runs that differ only in the seed become one line, their mean, and their range
@@ -18,25 +20,21 @@ import json
 import math
 import re
 import sys
-from functools import partial
 from pathlib import Path
 
-import matplotlib
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-from matplotlib.ticker import LogLocator, NullLocator  # noqa: E402
+from common.files import ROOT, fail, in_one_line, read_json, read_log, write_figure
+from common.flags import Parser
+from common.names import nearest
+from scoring import binned
 
-from common.files import ROOT, fail, in_one_line, read_json, read_log, write_figure  # noqa: E402
-from common.flags import Parser  # noqa: E402
-from common.names import nearest  # noqa: E402
-from data import binned  # noqa: E402
-
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-                     "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11,
-                     "legend.frameon": False, "legend.handlelength": 3, "figure.dpi": 150})
-
+STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+         "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11, "legend.frameon": False,
+         "legend.handlelength": 3, "figure.dpi": 150}
 WORDS = dict(tvd="total variation distance (TVD)", auc="area under the ROC curve (AUC)",
              iid="as in training (iid)", pass100="longer contexts (pass100)",
              pass10="shorter contexts (pass10)")
@@ -51,8 +49,7 @@ def load(args, key):
     names = [Path(path).resolve().name for path in args.paths]
     for path, name in zip(map(Path, args.paths), names):
         if (path / "log.jsonl").exists():
-            label = name if names.count(name) == 1 else str(path)
-            rows.append(dict(label=label) | logged(path))
+            rows.append(logged(path, name if names.count(name) == 1 else str(path)))
             continue
         for result in results(path):
             about = about or result
@@ -67,20 +64,10 @@ def load(args, key):
     return about, {label: groups[label] for label in args.rows or groups}
 
 
-def logged(folder):
-    """A run's log as a row: [[step, value], ...] of the losses and, of a task, the scores."""
-    log, row = read_log(folder), {}
-    for key in ("loss", "val_loss", "scores"):
-        row[key] = [[line["iter"], line[key]] for line in log if key in line]
-    row["history"] = row.pop("scores")  # a row's scores are those of its test
-    return row
-
-
 def results(path):
-    """The JSON at a path, or all in a folder. One that is damaged is named, the others stand."""
+    """The JSON at a path, or all in a folder; there one that is damaged is named, and left out."""
     if not path.is_dir():
         yield read_json(path)
-        return
     for file in sorted(path.rglob("*.json")):
         try:
             yield read_json(file)
@@ -88,19 +75,26 @@ def results(path):
             print(f"{e}: left out", file=sys.stderr)
 
 
+def logged(folder, label):
+    """A run's log as a row: [[step, value], ...] of the losses and, of a task, the scores."""
+    log, row = read_log(folder), dict(label=label)
+    for key, name in (("loss", "loss"), ("val_loss", "val_loss"), ("scores", "history")):
+        row[name] = [[line["iter"], line[key]] for line in log if key in line]
+    return row
+
+
 def grouped(rows):
     """
     {label: rows}. A row's own label counts, if it has one. Else seeds of one setting go together,
     under their model's name; runs that differ in more go under their folder's.
     """
-    settings = {}
+    settings, groups = {}, {}
     for row in rows:
         setting = row.get("label")
         if setting is None:
-            config = {k: v for k, v in row["config"].items() if k not in ("seed", "out_dir")}
+            config = row["config"] | dict(seed=None, out_dir=None)
             setting = json.dumps([config, row["iter"], row["checkpoint"]], sort_keys=True)
         settings.setdefault(setting, []).append(row)
-    groups = {}
     for same in settings.values():
         row = same[0]
         names = [row["label"]] if "label" in row else [row["model"], row["name"]]
@@ -133,12 +127,14 @@ def aligned(seeds):
 
 def names_in(by_splits, metric):
     """[{split: {metric: ...}}, ...] -> {split: in words}, and the metric asked for or the first."""
-    splits = dict.fromkeys(itertools.chain(*by_splits))
-    by_metrics = itertools.chain(*(by_split.values() for by_split in by_splits))
-    metrics = list(dict.fromkeys(itertools.chain(*by_metrics)))
+    splits, metrics = {}, {}
+    for by_split in by_splits:
+        for split, by_metric in by_split.items():
+            splits[split] = spelled(split)
+            metrics |= by_metric
     if metric and metric not in metrics:
         fail(f"there is no {metric}: {nearest(metric, metrics)}")
-    return {split: spelled(split) for split in splits}, metric or metrics[0]
+    return splits, metric or next(iter(metrics))
 
 
 def spelled(name):
@@ -161,8 +157,8 @@ OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki",
 
 def panels(columns, width, height, rows=1, sharey="row"):
     """-> (figure, axes (rows, columns)); a row shares its y axis."""
-    return plt.subplots(rows, columns, figsize=(width * columns + 1, height * rows), sharey=sharey,
-                        squeeze=False, layout="constrained")
+    fig = Figure(figsize=(width * columns + 1, height * rows), layout="constrained")
+    return fig, fig.subplots(rows, columns, sharey=sharey, squeeze=False)
 
 
 def color_of(label):
@@ -223,10 +219,11 @@ def legend(axes):
                     bbox_to_anchor=(1.01, 0.5))
 
 
-def figure(parts, xlabel, groups=None, sharey="row", dots=False):
+def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False):
     """
     {title: {label: [{x: y}, a seed each]}} -> a figure, and its panels: one for each title, in
-    several rows where there are many labels. With the rows of a JSON, x are lengths.
+    several rows where there are many labels. With the rows of a JSON, x are lengths. Dots are of
+    rates in %, of which many are 0.
     """
     labels = list(next(iter(parts.values())))
     chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
@@ -238,6 +235,7 @@ def figure(parts, xlabel, groups=None, sharey="row", dots=False):
             if groups:
                 length_axis(ax)
                 training_length(ax, [groups[label] for label in chunk if label in groups])
+        row[0].set(ylabel=ylabel, ylim=(-2 if dots else None, None))
         legend(row)
     return fig, axes
 
@@ -263,7 +261,9 @@ def lengths(args):
     every = list(itertools.chain(*groups.values()))
     longest = max((T for row in every for T in row["perplexity"]), key=int)
     if len(groups) > MOST_LINES:
-        groups = dict(sorted(groups.items(), key=lambda item: last_perplexity(item[1], longest)))
+        def last(label):  # infinite, where a model ends before them or has no number
+            return np.mean([row["perplexity"].get(longest) or math.inf for row in groups[label]])
+        groups = {label: groups[label] for label in sorted(groups, key=last)}
     groups |= committed(about, every)
     titles = dict(perplexity="perplexity by window length",
                   strided="perplexity with half a window to look back on",
@@ -272,7 +272,8 @@ def lengths(args):
         del titles["strided"]
     if len({row["config"].get("tokenizer") for row in every}) > 1:
         titles = dict(bits_per_byte="bits per byte by window length")
-    fig, axes = figure(by_panel(groups, titles, text_points), "tokens", groups, sharey=False)
+    parts = by_panel(groups, titles, text_points)
+    fig, axes = figure(parts, "tokens", groups=groups, sharey=False)
     for first, *others in axes:
         for ax in others[:-1]:
             ax.sharey(first)
@@ -291,11 +292,6 @@ def perplexity_axis(ax):
         ax.yaxis.set_minor_locator(NullLocator())
 
 
-def last_perplexity(rows, longest):
-    """In the longest windows; infinite, where a model ends before them or has no number."""
-    return np.mean([row["perplexity"].get(longest) or math.inf for row in rows])
-
-
 def text_points(row, key):
     if key == "by_position":
         return {(first + last) / 2 + 1: loss for first, last, loss in row[key]}
@@ -308,29 +304,25 @@ SETTING = ("data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd", "ma
 
 
 def committed(about, rows):
-    """
-    {label: rows} of a committed RoPE run, plain and with its window, where one's own have its
-    setting, not its model.
-    """
-    groups = {}
-    for name, words in (("rope", "rope"), ("rope-window", "rope, window of 256")):
-        path = ROOT / "results" / "runs" / "cable_table1.cpu" / f"{name}-1337.json"
-        if not path.exists():
-            continue
+    """This repository's RoPE, plain and with its window, where one's own runs have its setting."""
+    groups, folder = {}, ROOT / "results" / "runs" / "cable_table1.cpu"
+    if any("label" in row or row["model"] == "rope" for row in rows):
+        return {}
+    paths = folder / "rope-1337.json", folder / "rope-window-1337.json"
+    for path in filter(Path.exists, paths):
         result = read_json(path)
         rope, = result["runs"]
-        same = all(about.get(key) == result[key] for key in ("tokens", "lengths"))
+        pairs = [(about.get(key), result[key]) for key in ("tokens", "lengths")]
         for row in rows:
-            same = same and "label" not in row and row["model"] != "rope"
-            same = same and all(row["config"].get(key) == rope["config"][key] for key in SETTING)
-        if same:
-            python = rope["environment"]["python"]  # whose library is the text
-            groups[f"{words} (this repository's,\nPython {python})"] = [rope]
+            pairs += [(row["config"].get(key), rope["config"][key]) for key in SETTING]
+        python = rope["environment"]["python"]  # whose library is the text
+        if all(ours == theirs for ours, theirs in pairs):
+            groups[f"{rope['label']} (this repository's,\nPython {python})"] = [rope]
     return groups
 
 
 # -----------------------------------------------------------------------------
-# by training step
+# learning curves
 
 def curves(args):
     """Training and validation loss by step."""
@@ -344,50 +336,8 @@ def thinned(row, key, most=40):
     """{step: loss} of `most` steps at most, each the mean since the one before."""
     points = np.array(row[key], float)
     step = max(1, math.ceil(len(points) / most))
-    means = {}
-    for start in range(0, len(points), step):
-        part = points[start:start + step]
-        means[part[-1, 0]] = part[:, 1].mean()
-    return means
-
-
-def errors(args):
-    """A task's scores by training step, one panel for each split."""
-    _, groups = load(args, "history")
-    first = next(iter(groups.values()))[0]
-    titles, metric = names_in([scores for _, scores in first["history"]], args.metric)
-
-    def points(row, split):
-        history = [(step, scores.get(split, {})) for step, scores in row["history"]]
-        return {step: percent(scores[metric]) for step, scores in history if metric in scores}
-    fig, axes = figure(by_panel(groups, titles, points), "step", dots=True)
-    plt.setp(axes, ylim=(-2, None))
-    axes[0, 0].set_ylabel(f"{spelled(metric)} (%)")
-    save(fig, args, ".steps.png")
-
-
-def percent(value):
-    return math.nan if value is None else 100 * value
-
-
-# -----------------------------------------------------------------------------
-# search
-
-def ndcg(args):
-    """nDCG@10 by the length that documents are cut to."""
-    about, groups = load(args, "search")
-    titles = dict(whole="documents read as a whole", windows="their best window")
-    parts, first = by_panel(groups, titles, searched), next(iter(groups.values()))[0]
-    for lines in parts.values():
-        lines["BM25"] = [searched(first, "bm25")]
-        lines["chance"] = [dict.fromkeys(lines["BM25"][0], 100 * about["chance"])]
-    fig, axes = figure(parts, "document length (tokens)", groups)
-    axes[0, 0].set_ylabel("nDCG@10 (%)")
-    save(fig, args)
-
-
-def searched(row, key):
-    return {T: percent(scores["ndcg@10"]["value"]) for T, scores in row["search"][key].items()}
+    parts = [points[start:start + step] for start in range(0, len(points), step)]
+    return {part[-1, 0]: part[:, 1].mean() for part in parts}
 
 
 # -----------------------------------------------------------------------------
@@ -401,31 +351,49 @@ def scores(args):
     titles, metric = names_in(list(by_splits), args.metric)
     words = f"{spelled(metric)} (%)"
 
-    def points(row, split, bound="value"):
+    def found(row, split):
         scores = {T: by_split.get(split, {}) for T, by_split in row["scores"].items()}
-        return {T: percent(score[metric][bound]) for T, score in scores.items() if metric in score}
-    parts = by_panel(groups, titles, points)
+        return {T: score[metric] for T, score in scores.items() if metric in score}
+
+    def points(row, split):
+        return {T: percent(score["value"]) for T, score in found(row, split).items()}
     if all(len(row) == 1 for row in every):
-        low = by_panel(groups, titles, partial(points, bound="low"))
-        fig = dots(parts, low, by_panel(groups, titles, partial(points, bound="high")), words)
+        fig = dots(by_panel(groups, titles, found), words)
     else:
-        fig, axes = figure(parts, "string length (tokens)", groups, dots=True)
-        plt.setp(axes, ylim=(-2, None))
-        axes[0, 0].set_ylabel(words)
+        parts = by_panel(groups, titles, points)
+        fig, _ = figure(parts, "string length (tokens)", words, groups, dots=True)
     save(fig, args)
 
 
-def dots(parts, low, high, words):
-    """{split: {label: [{length: %}, a run each]}}, and their intervals -> a row for each label."""
+def errors(args):
+    """A task's scores by training step, one panel for each split."""
+    _, groups = load(args, "history")
+    first = next(iter(groups.values()))[0]
+    titles, metric = names_in([scores for _, scores in first["history"]], args.metric)
+
+    def points(row, split):
+        history = [(step, scores.get(split, {})) for step, scores in row["history"]]
+        return {step: percent(scores[metric]) for step, scores in history if metric in scores}
+    parts = by_panel(groups, titles, points)
+    fig, _ = figure(parts, "step", f"{spelled(metric)} (%)", dots=True)
+    save(fig, args, ".steps.png")
+
+
+def percent(value):
+    return math.nan if value is None else 100 * value
+
+
+def dots(parts, words):
+    """{split: {label: [{length: score}, a run each]}} -> a row of dots for each label."""
     labels = list(next(iter(parts.values())))
     fig, axes = panels(len(parts), 3.4, 0.26 * len(labels) + 1.4)
-    for ax, split in zip(axes[0], parts):
+    for ax, (split, runs) in zip(axes[0], parts.items()):
         for n, label in enumerate(labels):
-            runs = list(zip(parts[split][label], low[split][label], high[split][label]))
-            for seed, run in enumerate(runs):
-                y = n + 0.15 * (seed - (len(runs) - 1) / 2)
-                for (value, a, b) in zip(*(point.values() for point in run)):
-                    ax.plot([a, b], [y, y], color="gray", lw=1.2, label="95 % interval")
+            for seed, run in enumerate(runs[label]):
+                y = n + 0.15 * (seed - (len(runs[label]) - 1) / 2)
+                for score in run.values():
+                    value, *ends = [percent(score[key]) for key in ("value", "low", "high")]
+                    ax.plot(ends, [y, y], color="gray", lw=1.2, label="95 % interval")
                     ax.plot(value, y, "o", color="black", ms=4, clip_on=False, label="a run")
         ax.set(title=split, xlabel=words, xlim=(0, None))
         ax.set_yticks(range(len(labels)), labels)
@@ -447,8 +415,8 @@ def positions(args):
         T, split = key
         ys = row[metric].get(T, {}).get(split, ())
         return smooth(np.array(ys, float)) if ys else {}
-    fig, axes = figure(by_panel(groups, titles, points), "position (tokens)", groups)
-    axes[0, 0].set_ylabel(spelled(metric))
+    parts = by_panel(groups, titles, points)
+    fig, _ = figure(parts, "position (tokens)", spelled(metric), groups)
     save(fig, args, f".{metric}.png")
 
 
@@ -457,6 +425,22 @@ def smooth(ys):
     step = 1 if len(ys) <= 32 else 2 * math.ceil(len(ys) / 96)  # even: an AUC is at every other
     edges = [*range(0, len(ys), step), len(ys)]
     return {(a + b + 1) / 2: y for a, b, y in zip(edges, edges[1:], binned(ys, edges))}
+
+
+def ndcg(args):
+    """nDCG@10 by the length that documents are cut to."""
+    about, groups = load(args, "search")
+    titles = dict(whole="documents read as a whole", windows="their best window")
+    parts, first = by_panel(groups, titles, searched), next(iter(groups.values()))[0]
+    for lines in parts.values():
+        lines["BM25"] = [searched(first, "bm25")]
+        lines["chance"] = [dict.fromkeys(lines["BM25"][0], 100 * about["chance"])]
+    fig, _ = figure(parts, "document length (tokens)", "nDCG@10 (%)", groups)
+    save(fig, args)
+
+
+def searched(row, key):
+    return {T: percent(scores["ndcg@10"]["value"]) for T, scores in row["search"][key].items()}
 
 
 # -----------------------------------------------------------------------------
@@ -474,7 +458,8 @@ def main(argv=None):
         if function in (scores, positions, errors):
             p.add_argument("--metric", help="which; default: the task's first")
     args = parser.parse_args(argv)
-    args.draw(args)
+    with rc_context(STYLE):
+        args.draw(args)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 Speed and memory of whole models, beside the plain GPT, and of attentions alone, beside torch's own
 scaled_dot_product_attention on the same q, k and v.
 
-    python bench.py train --models cable rope
+    python -m kernels.bench train --models cable rope
         training steps: tok/s, and the ratio to nope
-    python bench.py decode --lengths 4096
+    python -m kernels.bench decode --lengths 4096
         one cached token after a long context: ms
-    python bench.py generate --lengths 2048
+    python -m kernels.bench generate --lengths 2048
         a whole text with and without the cache
-    python bench.py attention --models cable [--run out/cable-stdlib-nano]
+    python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
         plain as in the model file, kernel of kernels/, literal T x T, compiled;
         on a GPU flex, torch's FlexAttention, for CABLE and FoX, forward
-    python bench.py gpu
+    python -m kernels.bench gpu
         Triton's kernels in the dtype that trains: are they equal, how fast?
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median
@@ -99,7 +99,7 @@ def compared(args):
     """nope and --models; without these the causal ones of model files, not of experiments/."""
     names = args.models or [
         name for name in that_read(False)
-        if models()[name][0].__name__.startswith("model_")]
+        if not models()[name][0].__name__.startswith("experiments.")]
     return dict.fromkeys(["nope", *names])
 
 
@@ -141,7 +141,7 @@ def decode(args):
 
     def prepare(model, idx):
         cache = new_cache(model.eval(), n + 10)
-        for part in idx[:, :n].split(piece(model), 1):
+        for part in idx[:, :n].split(piece(model, n), 1):
             model(part, cache=cache)
 
         def step():
@@ -334,8 +334,8 @@ def main(argv=None):
     out = Path(args.out or ROOT / "results" / f"{stem}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     asked = sys.argv[1:] if argv is None else map(str, argv)
-    result = dict(command=shlex.join(["python", "bench.py", *asked]), environment=environment(),
-                  size=args.size, where=words)
+    command = shlex.join(["python", "-m", "kernels.bench", *asked])
+    result = dict(command=command, environment=environment(), size=args.size, where=words)
     for what in args.what:
         def keep(rows, what=what):
             result[what] = rows

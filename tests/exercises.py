@@ -1,8 +1,8 @@
 """
 Exercises that check themselves: write a method's logits, and have them held to its model file.
 
-    python exercises.py            which there are, and which of them are right
-    python exercises.py cable      holds `cable` below to `literal` in model_cable.py
+    python -m tests.exercises          which there are, and which of them are right
+    python -m tests.exercises cable    holds `cable` below to `literal` in model_cable.py
 
 Fill in a function below. It is given one head's queries and keys, a row a token, and returns a
 (T, T) tensor: row i is a query, column j a key. Only j <= i is looked at; loops are welcome.

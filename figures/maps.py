@@ -1,58 +1,62 @@
 """
 Model -> figure: what a trained model attends to, and what counts as a step for it.
 
-    python maps.py attention out/tra-flipflop-nano --split sparse
-    python maps.py attention out/cope-stdlib-nano --prompt "def f(x):"
+    python -m figures.maps attention out/tra-flipflop-nano --split sparse
+    python -m figures.maps attention out/cope-stdlib-nano --prompt "def f(x):"
         every head of a layer: of every query (down) and key (across) what the model file's
         `literal` says: the attention, the step that the key counts as, its distance, and the
         position, exp(bias) scaled to 1 in each row: the attention if all contents were alike
-    python maps.py steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
+    python -m figures.maps steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
         the same of the last query, in the head that looks the hardest, one model a lane
-    python maps.py reach out/cable-stdlib-nano --length 2048
+    python -m figures.maps reach out/cable-stdlib-nano --length 2048
         the share of the attention on the last n tokens, for every n
-    python maps.py counts out/{cope,tra}-flipflop-nano
+    python -m figures.maps counts out/{cope,tra}-flipflop-nano
         the mean step of every sort of token, as the queries see it whose answer is scored
-    python maps.py play out/{fox,tra}-flipflop-nano --length 64 256
-        a page to play with, which needs no network: the numbers of steps for every query and head,
-        and what each model predicts; --guide FILE.md: its words and scenes (results/play.md)
+
+page.py makes a page to play with of the same.
 """
-import base64
-import json
 import os
-import re
 import sys
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from common.checkpoint import check_text, load_run
-from common.files import ROOT, fail, in_one_line, write_figure, write_safely
+from common.files import ROOT, fail, in_one_line, write_figure
 from common.flags import Parser, add_set
 from common.names import find_task, is_encoder, make_task
 from common.spy import attention_module, plain_function, spy
 from data import check_split
 from data.text import encode, labels_of
 
-plt.switch_backend("Agg")
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
-                     "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150})
-
+STYLE = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
+         "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150}
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
 MOST_SORTS = 12  # of tokens in a figure
-# in a page: the units in 1, and what stands for a number that is not finite
-UNITS = dict(qk=100, bias=100, step=100, distance=100, attention=1000)
-RATE = 10000
-NOT_FINITE = -2**31
 
 
 # -----------------------------------------------------------------------------
 # what a model reads, and what it does
+
+def load_runs(args):
+    runs = [load_run(path, changes=args.set) for path in args.runs or [None]]
+    for run in runs:
+        if is_encoder(run.model):
+            fail(f"{run.path} is an encoder: maps are of causal models")
+    return runs
+
+
+def beside(runs, name):
+    """A file in a run's folder, or in out/ where it is of several runs."""
+    folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
+    folder.mkdir(exist_ok=True)
+    return folder / name
+
 
 def task_of(run, length):
     """The task of a run; its sequences have `length` tokens, 0: as many as in training."""
@@ -147,6 +151,12 @@ def sharpest(layers):
 # -----------------------------------------------------------------------------
 # the figures
 
+def panels(rows, columns, width, height, **how):
+    """-> (figure, axes (rows, columns))"""
+    fig = Figure(figsize=(width, height), layout="constrained")
+    return fig, fig.subplots(rows, columns, squeeze=False, **how)
+
+
 def attention(runs, args):
     """One column per head of one layer, one row per part of what `literal` says."""
     run = runs[0]
@@ -165,8 +175,7 @@ def attention(runs, args):
     if not args.kinds and np.nanmax(np.tril(abs(parts["bias"]))) == 0:
         names.remove("position")  # all positions alike
     H, size = len(parts["attention"]), min(5.0, max(2.4, len(labels) / 14))
-    fig, axes = plt.subplots(len(names), H, figsize=(size * H + 1, size * len(names) + 0.4),
-                             squeeze=False, layout="constrained")
+    fig, axes = panels(len(names), H, size * H + 1, size * len(names) + 0.4)
     for row, name in zip(axes, names):
         for head, ax in enumerate(row):
             image = heads_map(ax, name, parts[name], head)
@@ -221,10 +230,10 @@ def steps(runs, args):
     texts = same_sequence(runs, args.prompt, args.split, args.length, args.seed)
     labels = texts[0].labels
     T, width = len(labels), min(30, max(8.5, 0.19 * len(labels)))
-    fig, axes = plt.subplots(2 * len(runs), 1, figsize=(width, 1.8 * len(runs) + 0.6),
-                             height_ratios=[6, 1] * len(runs), layout="constrained")
+    fig, axes = panels(2 * len(runs), 1, width, 1.8 * len(runs) + 0.6,
+                       height_ratios=[6, 1] * len(runs))
     fig.get_layout_engine().set(h_pad=0.02, hspace=0)
-    for run, text, lane, strip in zip(runs, texts, axes[::2], axes[1::2]):
+    for run, text, lane, strip in zip(runs, texts, axes[::2, 0], axes[1::2, 0]):
         layer, head, parts = sharpest(look(run.model, text.ids))
         lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{run.config['model']}\nstep")
         lane.set_title(f"layer {layer}, head {head}", loc="right", fontsize=7, color="gray", pad=2)
@@ -268,9 +277,8 @@ def reach(runs, args):
             fail("reach needs a sequence of two tokens or more")
         rows.append(look(run.model, x))
     columns = max(map(len, rows))
-    size = 2.6 * columns + 1, 2.6 * len(rows) + 0.4
-    fig, axes = plt.subplots(len(rows), columns, figsize=size, sharex="row", sharey=True,
-                             squeeze=False, layout="constrained")
+    fig, axes = panels(len(rows), columns, 2.6 * columns + 1, 2.6 * len(rows) + 0.4,
+                       sharex="row", sharey=True)
     for row, run, layers in zip(axes, runs, rows):
         trained = run.config["block_size"]
         for layer, (ax, parts) in enumerate(zip(row, layers)):
@@ -311,9 +319,8 @@ def counts(runs, args):
     rows = [steps_by_sort(run, args) for run in runs]
     longest = max(len(sorts) for sorts, _ in rows)
     columns, H = np.max([means.shape[:2] for _, means in rows], axis=0)
-    size = columns * (0.5 * H + 0.7) + 1, len(rows) * (0.24 * longest + 0.7)
-    fig, axes = plt.subplots(len(rows), columns, figsize=size, squeeze=False, sharey="row",
-                             layout="constrained")
+    width, height = columns * (0.5 * H + 0.7) + 1, len(rows) * (0.24 * longest + 0.7)
+    fig, axes = panels(len(rows), columns, width, height, sharey="row")
     for row, run, (sorts, means) in zip(axes, runs, rows):
         for layer, (ax, mean) in enumerate(zip(row, means)):  # mean (H, sorts)
             ax.imshow(mean.T, cmap="viridis", vmin=0, vmax=means.max(), aspect="auto")
@@ -354,146 +361,13 @@ def steps_by_sort(run, args):
 
 
 # -----------------------------------------------------------------------------
-# the page to play with
-
-def play(runs, args):
-    """One HTML page: what several models make of the same strings, for every query and key."""
-    strings, lanes = [], []
-    for run in runs:
-        name, module = run.config["model"], attention_module(run.model)
-        lanes.append(dict(name=name, run=run.name, trained=run.config["block_size"],
-                          step=module.STEP, equation=equation_of(module, name)))
-    lists = args.prompt or [""], args.split or [""], args.length
-    for n in range(max(map(len, lists))):  # the last of a list stands for all that follow
-        prompt, split, length = (values[min(n, len(values) - 1)] for values in lists)
-        texts = same_sequence(runs, prompt, split, length, args.seed)
-        labels, numbers, T = texts[0].labels, [], texts[0].ids.size(1)
-        name = f"{T} tokens"
-        if prompt or split:
-            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
-        string = dict(name=name, tokens=labels, answers=spoken(texts[0], texts[0].y[0]),
-                      holder=texts[0].holder[0].tolist(), predictions=[])
-        for lane, run, text in zip(lanes, runs, texts):
-            layers, (said, sure) = look(run.model, text.ids), predictions(run.model, text)
-            string["predictions"].append(dict(said=said, sure=sure))
-            if "heads" not in lane:
-                lane |= heads_of(layers, text.holder[0].numpy())
-            for layer, head in lane["heads"]:
-                parts = in_units(layers[layer], head)
-                numbers += parts.values()
-            lane["kinds"] = list(parts)
-        strings.append(string | dict(numbers=packed(np.concatenate(numbers))))
-    guide = guide_of(args.guide) if args.guide else {}
-    return filled(dict(strings=strings, units=UNITS, rate=RATE, lanes=lanes) | guide)
-
-
-def equation_of(module, name):
-    """A file's EQUATION is a line, or {variant: line}; a fork's name has the first."""
-    if isinstance(module.EQUATION, str):
-        return module.EQUATION
-    return module.EQUATION.get(name, next(iter(module.EQUATION.values())))
-
-
-def spoken(text, y):
-    """Labels of y (T,), empty where it is -1."""
-    return [label if token >= 0 else "" for label, token in zip(text.show(y.clamp(0).numpy()), y)]
-
-
-@torch.no_grad()
-def predictions(model, text):
-    """-> the likeliest token at each place, as labels, and how likely it is, in %."""
-    sure, best = model(text.ids)[0][0].float().softmax(-1).max(-1)
-    return text.show(best.numpy()), (100 * sure).round().int().tolist()
-
-
-def guide_of(path):
-    """
-    A page's words: a title, an introduction, and under every further heading a scene: a link with
-    the page's state, and words.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    (title, intro), *scenes = (part.strip().split("\n\n", 1) for part in text.split("\n#"))
-    found = [dict(title=name.strip("# "), state=re.search(r"#([^)]*)\)", words)[1],
-                  words=" ".join(words.split("\n\n", 1)[1].split())) for name, words in scenes]
-    return dict(title=title.strip("# "), intro=" ".join(intro.split()), scenes=found)
-
-
-def write_page(page, out):
-    if Path(out).suffix != ".html":
-        fail(f"cannot write {out}: use .html")
-    write_safely(out, lambda tmp: tmp.write_bytes(page))
-    print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
-
-
-def heads_of(layers, holder):
-    """
-    -> every (layer, head); how much of its attention the queries give to the token that holds their
-    answer, in %; and the place of the head that gives most. Without holders, of the last layer's
-    sharpest.
-    """
-    heads, reads, queries = [], [], np.flatnonzero(holder >= 0)
-    for layer, parts in enumerate(layers):
-        for head, rows in enumerate(parts["attention"]):
-            heads.append((layer, head))
-            if len(queries):
-                reads.append(round(100 * float(rows[queries, holder[queries]].mean())))
-    first = heads.index((layer, sharpest(layers[-1:])[1]))
-    return dict(heads=heads, reads=reads, first=reads.index(max(reads)) if reads else first)
-
-
-def in_units(parts, head):
-    """
-    {part: whole hundredths, of attention thousandths} of a head, for every query and the keys up to
-    it; and the rate, for every query, by which its bias is the distance.
-    """
-    seen = np.tril_indices(parts["attention"].shape[-1])
-    numbers = {}
-    for name, unit in UNITS.items():
-        if name in parts:
-            numbers[name] = whole(parts[name][head][seen] * float(unit))
-    if "distance" in parts:
-        numbers["rate"] = whole(RATE * rate_of(parts["bias"][head], parts["distance"][head]))
-    return numbers
-
-
-def whole(x):
-    x = np.rint(x)
-    return np.where(abs(x) < 2**31, x, NOT_FINITE)
-
-
-def rate_of(bias, distance):
-    """(T, T) both -> (T,), a query's bias over its distance, -inf where keys differ in it."""
-    far = np.isfinite(bias) & (distance > 0) & np.tri(len(bias), dtype=bool)
-    ratio = np.divide(bias, distance, out=np.full(bias.shape, -np.inf), where=far, dtype=float)
-    rate = ratio.max(1)
-    error = abs(bias - np.where(np.isfinite(rate), rate, 0)[:, None] * distance)[far]
-    of_products = bias[far].any() and error.max() < 1e-3 * abs(bias[far]).max()
-    return rate if of_products else np.full(len(bias), -np.inf)
-
-
-def packed(numbers):
-    """int32, all the lowest bytes, then the next ones; deflated; as text."""
-    planes = numbers.astype("<i4").view(np.uint8).reshape(-1, 4).T
-    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode()
-
-
-def filled(content):
-    """play.html with its content, bytes."""
-    page = Path(__file__).with_name("play.html").read_text(encoding="utf-8")
-    before, mark, rest = page.partition('<script type="application/json" id="data">')
-    text = json.dumps(content).replace("<", r"\u003c")  # which could end the script
-    return (before + mark + text + rest[rest.index("</script>"):]).encode()
-
-
-# -----------------------------------------------------------------------------
 # command line
 
 FIGURES = dict(
     attention=(attention, "attention, steps, distance and position by head"),
     steps=(steps, "what counts as one step: several models on one sequence"),
     reach=(reach, "how far each head looks"),
-    counts=(counts, "what each head counts: the mean step of sorts of tokens"),
-    play=(play, "an HTML page: drag a query along strings, several models"))
+    counts=(counts, "what each head counts: the mean step of sorts of tokens"))
 
 
 def parse(argv):
@@ -502,43 +376,32 @@ def parse(argv):
     for name, (_, about) in FIGURES.items():
         add_set(figures.add_parser(name, help=about))
         add = figures.choices[name].add_argument
-        several = dict(nargs="+") if name == "play" else {}  # one a string
         add("runs", nargs="*", help="run folders or checkpoints; default: the newest")
         if name not in ("reach", "counts"):
-            add("--prompt", **several, help="models of text: what to read")
-        add("--split", **several,
-            help="default: the first test split, in reach and counts the last")
-        add("--length", type=int, default=[0] if several else 0, **several,
+            add("--prompt", help="models of text: what to read")
+        add("--split", help="default: the first test split, in reach and counts the last")
+        add("--length", type=int, default=0,
             help="tokens of a sequence, or of a prompt at most; default: as in training, or all")
         add("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
-        add("--out", help="the file to write: .html of play, else .png, .pdf or .svg")
+        add("--out", help="the picture to write, .png, .pdf or .svg")
     add = figures.choices["attention"].add_argument
     add("--layer", type=int, default=-1, help="default: the last")
     add("--kinds", nargs="+", choices=PARTS, metavar="KIND",
         help=f"which of {' '.join(PARTS)}; default: the first four, as far as the model has them")
     figures.choices["counts"].add_argument("--sequences", type=int, default=200,
                                            help="how many (default: 200)")
-    figures.choices["play"].add_argument("--guide", help="Markdown: its introduction and scenes")
     args = parser.parse_args(argv)
-    if min(args.seed, np.min(args.length), vars(args).get("sequences", 1) - 1) < 0:
+    if min(args.seed, args.length, vars(args).get("sequences", 1) - 1) < 0:
         fail("--seed and --length must be 0 or more, --sequences at least 1")
     return args
 
 
 def main(argv=None):
     args = parse(argv)
-    draw_it, _ = FIGURES[args.figure]
-    runs = [load_run(path, changes=args.set) for path in args.runs or [None]]
-    for run in runs:
-        if is_encoder(run.model):
-            fail(f"{run.path} is an encoder: maps are of causal models")
-    figure = draw_it(runs, args)
-    folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
-    folder.mkdir(exist_ok=True)
-    if args.figure == "play":
-        write_page(figure, args.out or folder / "play.html")
-    else:
-        write_figure(figure, args.out or folder / f"{args.figure}.png")
+    figure, _ = FIGURES[args.figure]
+    runs = load_runs(args)
+    with rc_context(STYLE):
+        write_figure(figure(runs, args), args.out or beside(runs, f"{args.figure}.png"))
 
 
 if __name__ == "__main__":

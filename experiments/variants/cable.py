@@ -1,0 +1,98 @@
+"""
+K-CABLE: CABLE whose bias grows with the logarithm of the distance, for shallow models. The paper's
+-log(b^2 + 1) has two readings, with b_ij = S_i - S_j:
+
+    outside    -g_i log(1 + b_ij^2)      as in the authors' later code
+    inside     -log(1 + (g_i b_ij)^2)
+
+Read model_cable.py first.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+import model_cable
+from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
+
+
+@dataclass
+class GPTConfig(model_cable.GPTConfig):
+    log_kernel: str = "outside"  # where g is: outside the logarithm, or inside
+
+
+VARIANTS = dict(k_cable=dict(log_kernel="outside"), k_cable_inside=dict(log_kernel="inside"))
+
+EQUATION = dict(
+    k_cable="logit_ij = q_i . k_j / sqrt(d) - g_i log(1 + (S_i - S_j)^2),  S = cumsum(a)",
+    k_cable_inside="logit_ij = q_i . k_j / sqrt(d) - log(1 + (g_i (S_i - S_j))^2),  S = cumsum(a)")
+STEP = model_cable.STEP
+
+
+def literal(q, k, v, S, g=None, log_kernel="outside"):
+    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
+    step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
+    distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
+    g = 1 if g is None else g[..., None]
+    if log_kernel == "outside":
+        bias = -g * torch.log(1 + distance**2)
+    else:
+        bias = -torch.log(1 + (g * distance)**2)
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, dict(
+        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+
+
+def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
+    """
+    Causal attention by torch's fused call.
+    q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
+    S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
+    float64. Returns (B, H, Tq, d).
+    """
+    Tq, Tk = q.size(2), k.size(2)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    distance = S[:, :, Tk - Tq:, None] - S[:, :, None, :]                   # (B, H, Tq, Tk)
+    g = 1 if g is None else g[..., None]
+    if log_kernel == "outside":
+        bias = -g * torch.log1p(distance * distance)
+    else:
+        bias = -torch.log1p((g * distance)**2)
+    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+class CausalSelfAttention(model_cable.CausalSelfAttention):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.log_kernel = config.log_kernel
+
+    def forward(self, x, cache):  # model_cable.py's, but for the attention
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
+        if self.qk_norm:  # .to: autocast would leave them in float32
+            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+        a = self.step(self.w_c(x).float()).transpose(1, 2)                  # (B, H, T)
+        g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None
+        if cache is not None:
+            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
+            a = cache.append(f"a{self.layer}", a)
+        y = k_cable_attention(q, k, v, a.cumsum(-1), g, self.log_kernel)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class GPT(model_cable.GPT):
+    def __init__(self, config):
+        if config.log_kernel not in ("outside", "inside"):
+            raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
+        super().__init__(config)
+        weights = self.state_dict()
+        for layer, block in enumerate(self.h):
+            block.attn = CausalSelfAttention(config, layer)
+        self.load_state_dict(weights)  # as they start there
