@@ -207,6 +207,8 @@ def retrieval_tables(result):
         return percent([by[n][metric] for by in searches if n in by])
 
     for reading, metric, words in MEASURES:
+        if reading not in runs[0]["search"]:  # older runs have the sums of ranks, too
+            continue
         rows = rows_of(runs, [(n, partial(found, reading, metric, n)) for n in lengths])
         if not texts:
             rows.append(["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in lengths)])
