@@ -20,7 +20,8 @@ from common import names
 from common.checkpoint import load_checkpoint
 from common.files import ROOT, fail, read_json, read_log, write_json
 from common.settings import new_settings
-from data.text import UNK, VOCABULARY
+from data.text import VOCABULARY
+from encoders.mlm import UNK
 from experiments import by_task, find, matrix
 from experiments.runs import slug, table
 

@@ -181,10 +181,6 @@ def losses_table(result):
 
 MEASURES = (("whole", "ndcg@10", "nDCG@10, documents read as a whole"),
             ("windows", "ndcg@10", "nDCG@10 by a document's best window of {} tokens"),
-            ("whole_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the whole document's and "
-                                      "BM25's"),
-            ("windows_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the best window's and "
-                                        "BM25's"),
             ("whole", "recall@1", "Recall@1, documents read as a whole"),
             ("whole", "recall@10", "Recall@10, documents read as a whole"))
 

@@ -22,7 +22,7 @@ from common import files, names
 from common.files import ROOT, in_one_line
 
 torch.set_num_threads(1)
-MODEL_FILES = sorted(ROOT.glob("model_*.py"))
+MODEL_FILES = [*sorted(ROOT.glob("model_*.py")), *sorted(ROOT.glob("rivals/[a-z]*.py"))]
 NAMES = sorted(names.models())
 ENCODERS = [name for name in NAMES if names.is_encoder(names.models()[name][0].GPT)]
 MODELS = [name for name in NAMES if name not in ENCODERS]
