@@ -128,8 +128,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
             a = cache.append(f"a{self.layer}", a)
-        S = a.cumsum(-1)                                                    # Eq. 3, 4
-        y = attend(cable_attention, q, k, v, S, g)
+        y = attend(cable_attention, q, k, v, a.cumsum(-1), g)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

@@ -166,7 +166,7 @@ EDITS = dict(
     bias=dict(fox=[("distance = (F_", "distance = 2 * (F_"),
                    ("bias = F_", "F_ = 2 * F_\n    bias = F_")],
               cable=[("bias = -distance", "bias = -2 * distance"),
-                     ("bias = bias.masked", "bias = (2 * bias).masked")],
+                     ("bias = S", "S = 2 * S\n    bias = S")],
               cope=[("gates.sigmoid()", "(2 * gates).sigmoid()")],
               tra=[("bias = (distance * ", "bias = (2 * distance * "),
                    ("addcmul(s, C,", "addcmul(s, 2 * C,")]))

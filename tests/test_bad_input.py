@@ -54,7 +54,6 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--data set_complement --n 1", "set complement needs n >= 2"),
     ("--data dyck --k 0", "dyck needs k, m and block_size of at least 1"),
     ("--data tomita --language 4", "language=4: choose from 3, 7"),
-    ("--data max_retrieval", "max_retrieval is numbers, not tokens"),
     ("--model cope --P 0", "P=0 must be at least 1"),
     ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
     ("--model cope_alibi --slopes 1,two", "slopes='1,two'"),
