@@ -16,6 +16,7 @@ import os
 import shlex
 import signal
 import sys
+import textwrap
 
 import torch
 
@@ -23,7 +24,7 @@ import experiments
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser
 from common.names import nearest
-from experiments import figures, jobs, matrix, pages, runs, search
+from experiments import cells, figures, jobs, pages, runs, search
 
 
 def parse(argv):
@@ -55,23 +56,22 @@ def parse(argv):
 # what there is
 
 def listing():
-    """Each paper's tables and figures as it numbers them, then its entries with their times."""
+    """Each paper's entries, what they are, and how long they take."""
     for module in experiments.files():
-        print("\n" + (module.__doc__ or module.__name__).strip().partition("\n")[0])
-        for number, names in getattr(module, "NUMBERED", {}).items():
-            print(f"    {number:16} {names if isinstance(names, str) else ', '.join(names)}")
-        for name, entry in module.ENTRIES.items():
+        print("\n" + module.__doc__.strip().partition("\n")[0])
+        for name, entry in experiments.of_file(module).items():
+            print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
             for scale in ("cpu", "paper"):
                 if scale in entry:
                     todo = planned(parse([name, "--scale", scale]))
-                    print(f"  {name:22} --scale {scale:5}  {expected(name, scale, todo)}")
+                    print(f"      --scale {scale:5}  {expected(name, scale, todo)}")
     print("\nTimes are of all runs one after the other, as they were measured; --jobs 2 takes "
           "half. What is\nthere is not made anew. Make one with: python reproduce.py NAME --jobs 2")
 
 
 def expected(name, scale, todo):
     """How long these runs of an entry take, and how many of them are there."""
-    seconds = jobs.measured(name, scale) or 60 * experiments.find(name, scale)[1].get("minutes", 0)
+    seconds = jobs.measured(name, scale)
     took = jobs.duration(len(todo) * seconds) if seconds else "not measured"
     there = sum(job.done for job in todo)
     return f"{took}, {len(todo)} runs" + (f", {there} of them there" if there else "")
@@ -93,7 +93,7 @@ def planned(args):
     if "panels" in part:
         return search.planned(name, scale, folder)
     if args.add:
-        part, folder = matrix.with_row(args.add, part), runs.added_folder(name, scale, args.add)
+        part, folder = cells.with_row(args.add, part), runs.added_folder(name, scale, args.add)
     todo = [job for job in jobs.planned(name, entry, part, args, folder)
             if (not args.rows or job.label in args.rows)
             and (not args.tasks or job.task in args.tasks)]
@@ -145,7 +145,7 @@ def finish(args):
     pages.fill()
     if not (result.get("runs") or result.get("panels")):
         return
-    print(pages.markdown(result))
+    pages.show(result)
     out = os.path.relpath(ROOT / "results" / f"{args.entry}.{args.scale}")
     if figures.draw(result, f"{out}.png"):
         return
@@ -166,8 +166,9 @@ def finish_added(args, todo):
     if not result["runs"]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result)
-    print(f"{pages.markdown(result)}\n\nwrote {os.path.relpath(path)}")
+    write_json(path, {key: result[key] for key in ("added", "cells", "runs")})
+    pages.show(result)
+    print(f"\nwrote {os.path.relpath(path)}")
     figures.draw(result, path.with_suffix(".png"))
 
 

@@ -28,7 +28,6 @@ PREPARED = FOLDER / "prepared"
 # of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
 VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
 AT_ONCE = 128  # blocks of text that are tokenized together, on all cores
-PAD, MASK, UNK = range(3)  # what encoders read besides the tokens that they keep
 
 # sizes and training of the paper (CABLE, section 4.2), 2^19 tokens a step; small has GPT-2's 12
 # heads, as the paper's 10 do not divide 768; medium has 354M parameters, the paper's text 334M

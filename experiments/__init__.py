@@ -1,17 +1,24 @@
 """
 Every table and figure of the papers: python reproduce.py NAME makes one.
 
+    papers/     what is run, a file a paper: rows and flags; papers.json has the papers' own sizes
+                and numbers
+    variants/   models that exist for one table
+    jobs.py     the engine: is the JSON of a run there? Else train.py and eval.py make it
+    search.py   Post-Norm's random search
+    runs.py     the JSON in results/runs/ -> tables.py (Markdown), figures.py, pages.py
+
+A table of your own is a file in papers/, or an entry in one:
+
     ENTRIES = {"mine": dict(title="Mine on flip-flop", columns=[("iid", "iid", "exact_match")],
-                            cpu=dict(train="--data flipflop --max_iters 1000", minutes=3,
+                            cpu=dict(train="--data flipflop --max_iters 1000",
                                      eval="--sequences 500", rows=rows(3, "fox", "mine")))}
 
-A file here has ENTRIES = {name: entry}, and NUMBERED = {"Table 1": names}: what a paper's tables
-and figures are here, or in words why they are not. The papers' numbers are in papers.json, by
-entry. An entry has
+An entry has
 
     title       what the paper calls it, and in which unit
     columns     [(heading, split, metric)] of a task's table, in the order of the paper's numbers,
-                all in %; without it the table is perplexity by window length. See also matrix.py
+                all in %; without it the table is perplexity by window length
     cpu, paper  its scales: minutes a run on two CPU cores, and the paper's own size
 
 and where it needs them
@@ -21,18 +28,16 @@ and where it needs them
     first       the entry whose runs of the same rows and seeds the runs begin with
     group       entries of one group share their trainings
     runs        the entry whose runs these are, shown in another way
-    published   the entry whose numbers in papers.json it has
+    published   the entry whose numbers of the paper it has
     beside      an entry of text, for a second figure: what survives, and what reads
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
-(what differs from the paper), minutes (of a run that was not measured yet) and published_at (the
-window lengths of the paper's numbers, which then stand beside ours).
+(what differs from the paper) and published_at (the window lengths of the paper's numbers).
 """
 import functools
 import importlib
 import json
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +45,7 @@ from typing import NamedTuple
 from common.files import fail
 from common.names import nearest
 
-HERE = Path(__file__).parent
-ORDER = ("matrix", "lm", "cable", "tra", "cope", "postnorm")
+PAPERS = Path(__file__).parent / "papers"
 
 
 class Row(NamedTuple):
@@ -64,28 +68,42 @@ def repaired(seeds, *repairs):
 
 
 @functools.cache
-def papers():
-    """{entry: {row: the paper's numbers}}"""
-    return json.loads((HERE / "papers.json").read_text(encoding="utf-8"))
+def added():
+    """{file: {entry: what papers.json adds}}: a paper's numbers, and its own size as a scale."""
+    parts = json.loads((PAPERS / "papers.json").read_text(encoding="utf-8"))
+    for entry in (entry for part in parts.values() for entry in part.values()):
+        scale = entry.get("paper", {})
+        if "train" in scale:
+            n = scale.get("seeds", 1)
+            table = rows(n, *scale.get("models", ()))
+            table |= {label: Row(flags, n) for label, flags in scale.get("rows", {}).items()}
+            table |= {label: Row(flags) for label, flags in scale.get("once", {}).items()}
+            scale["rows"] = table
+    return parts
 
 
 @functools.cache
 def files():
-    """Every module here with ENTRIES. One that does not import is named on stderr."""
+    """Every module of papers/. One that does not import is named on stderr."""
     modules = []
-    paths = sorted(HERE.glob("*.py"))
-    for path in sorted(paths, key=lambda path: (*ORDER, path.stem).index(path.stem)):
-        if re.search(r"^ENTRIES\b", path.read_text(encoding="utf-8"), re.M):
-            try:
-                modules.append(importlib.import_module(f"experiments.{path.stem}"))
-            except (Exception, SystemExit) as e:  # a file of yours may fail in any way
-                print(f"warning: experiments/{path.name} is left out: {e!r}", file=sys.stderr)
+    for path in sorted(PAPERS.glob("[!_]*.py")):
+        try:
+            modules.append(importlib.import_module(f"experiments.papers.{path.stem}"))
+        except (Exception, SystemExit) as e:  # a file of yours may fail in any way
+            print(f"warning: papers/{path.name} is left out: {e!r}", file=sys.stderr)
     return modules
+
+
+def of_file(module):
+    """{name: entry} of one file, with what papers.json adds."""
+    more = added().get(module.__name__.rpartition(".")[2], {})
+    names = dict.fromkeys([*module.ENTRIES, *more])
+    return {name: module.ENTRIES.get(name, {}) | more.get(name, {}) for name in names}
 
 
 def entries():
     """{name: entry} of all files."""
-    return {name: entry for module in files() for name, entry in module.ENTRIES.items()}
+    return {name: entry for module in files() for name, entry in of_file(module).items()}
 
 
 def find(name, scale):

@@ -1,6 +1,6 @@
 """
-Figures that plot.py does not draw: of random searches, of the matrix, and of tables with more rows
-than lines can show.
+Figures that plot.py does not draw, four kinds: tables in colours (the matrix, and tables with more
+rows than lines can show), what survives and what reads, random searches, and Theorem 4.2.
 
     draw(result, out)    result is what experiments/runs.py has of an entry, out a .png
 """
@@ -40,10 +40,17 @@ def draw(result, out):
     return True
 
 
+def plain_logarithms(axis, steps):
+    """Ticks at these multiples of powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
 # -----------------------------------------------------------------------------
 # tables in colours
 
-def cells(ax, shares, texts, columns, rows):
+def coloured(ax, shares, texts, columns, rows):
     """
     A table in colours: shares (rows, columns) are from 0, the worst, to 1, the best, and NaN where
     there is no number; texts has a string for each cell.
@@ -71,9 +78,9 @@ def grid(result, out):
     for ax, split in zip(axes[0], splits):
         means = np.full((len(labels), len(lengths)), np.nan)
         texts = np.full(means.shape, "-", object)
-        for (y, label), (x, T) in itertools.product(enumerate(labels), enumerate(lengths)):
-            scores = [run["scores"].get(T, {}).get(split) for run in result["runs"]
-                      if run["label"] == label]
+        for y, x in np.ndindex(means.shape):
+            scores = [run["scores"].get(lengths[x], {}).get(split) for run in result["runs"]
+                      if run["label"] == labels[y]]
             values = [100 * score[metric]["value"] for score in scores if score]
             if values:
                 means[y, x] = np.mean(values)
@@ -81,15 +88,20 @@ def grid(result, out):
             if values and max(values) - min(values) > 10:  # a mean that no seed may have
                 texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
         shares = 1 - means / 100 if "error" in metric else means / 100
-        cells(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
+        coloured(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
         ax.set(title=plot.spelled(split), xlabel="string length (tokens)")
     fig.suptitle(f"{plot.spelled(metric)} (%): means, and ranges over seeds that are wide",
                  fontsize=10)
     write_figure(fig, out)
 
 
-# -----------------------------------------------------------------------------
-# the matrix
+NOTES = """hatched: not finished, validation perplexity fell by more than 1 % over the last \
+fifth of training; ↓: less is better, all others are % right, or AUC
+colours: from the worst of a column, red, to the best, blue; they span 10 points, 10 % of a \
+perplexity or .05 at least
+ends: no positions for such lengths; iid: as in training; TVD: total variation distance; AUC: area \
+under the ROC curve"""
+
 
 def matrix(result, out):
     """
@@ -107,25 +119,16 @@ def matrix(result, out):
             if row[name].get("unfinished"):  # an edge: over the whole cell it could not be read
                 ax.add_patch(plt.Rectangle((x, y + 0.02), 1, 0.2, fc="none", ec="white", lw=0,
                                            hatch="//////", zorder=2))
-    heads = headings(ax, columns)
-    cells(ax, shares.astype(float), texts, heads, rows)
+    arrows = {name: " ↓" if column["better"] == "less" else "" for name, column in columns.items()}
+    coloured(ax, shares.astype(float), texts, [name + arrows[name] for name in columns], rows)
     ax.xaxis.tick_top()
+    plt.setp(ax.get_xticklabels(), rotation=40, ha="left", rotation_mode="anchor")
     if added in rows:
         y = list(rows).index(added)
         ax.get_yticklabels()[y].set(weight="bold")
         ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
                                    clip_on=False, zorder=5))
-    notes = ["hatched: not finished, validation perplexity fell by more than 1 % over the last "
-             "fifth of training",
-             "↓: less is better; ends: no positions for such lengths; iid: as in training",
-             "TVD: total variation distance; AUC: area under the ROC curve",
-             "colours span 10 points, 10 % of a perplexity or .05 at least"]
-    ax.text(0, len(rows) + 0.25, "\n".join(notes), va="top", fontsize=9)
-    box = ax.inset_axes([0.7, -0.8 / len(rows), 0.24, 0.3 / len(rows)])
-    bar = fig.colorbar(plt.cm.ScalarMappable(cmap=WORST_TO_BEST), cax=box,
-                       orientation="horizontal")
-    bar.set_ticks([0, 1], labels=["worst of its column", "best"])
-    bar.outline.set_visible(False)
+    ax.text(0, len(rows) + 0.25, NOTES, va="top", fontsize=9)
     write_figure(fig, out)
 
 
@@ -133,13 +136,11 @@ def shares_of(column_cells, column):
     """How good each number of a column is, from 0, its worst, to 1; NaN where there is none."""
     values = np.array([cell.get("value") for cell in column_cells], float)
     finite = np.isfinite(values)
-    if not finite.any():
-        return values
-    if column["logarithmic"]:
+    if column.get("logarithmic"):
         values = np.log(np.maximum(values, 1e-9))
     if column["better"] == "less":
         values = -values
-    if finite.sum() == 1:  # neither the best nor the worst
+    if finite.sum() < 2:  # neither the best nor the worst
         return np.where(finite, 0.5, np.nan)
     high = values[finite].max()
     low = min(high - column["least"], values[finite].min())  # 99 is not the worst beside 99.5
@@ -157,25 +158,8 @@ def text_of(cell, form):
     return text
 
 
-def headings(ax, columns):
-    """Names the tasks above their columns -> what the columns are called below that."""
-    names = [name.partition(": ") for name in columns]
-    specs, heads = list(columns.values()), [head.replace(", ", ",\n") for _, _, head in names]
-    for task, group in itertools.groupby(range(len(names)), lambda x: names[x][0]):
-        at = list(group)
-        less = [x for x in at if specs[x]["better"] == "less"]
-        title = task if len(at) > 1 else task.replace(" ", "\n")
-        if all(specs[x].get("percent") for x in at):
-            title += ", % right"
-        elif less == at and len(at) > 1:
-            title += ", less is better"
-        else:
-            for x in less:
-                heads[x] += " ↓"
-        ax.text((at[0] + at[-1] + 1) / 2, -1.05, title, ha="center", weight="bold")
-        ax.plot([at[0] + 0.05, at[-1] + 0.95], [-0.92] * 2, color="black", lw=0.8, clip_on=False)
-    return heads
-
+# -----------------------------------------------------------------------------
+# what survives, and what reads
 
 def survive(result, out):
     """
@@ -184,11 +168,10 @@ def survive(result, out):
     training length? Means of seeds, and their ranges.
     """
     xs, ys = {}, {}
+    near, *_, far = map(str, result["beside"]["lengths"])
     for run in result["beside"]["runs"]:
-        near, *_, far = result["beside"]["lengths"]
-        values = [run["perplexity"].get(str(n)) for n in (near, far)]
-        if all(values):
-            xs.setdefault(run["label"], []).append(values[1] / values[0])
+        if run["perplexity"].get(near) and run["perplexity"].get(far):
+            xs.setdefault(run["label"], []).append(run["perplexity"][far] / run["perplexity"][near])
     (_, split, metric), *_ = result["columns"]
     for run in result["runs"]:
         first, *_, last = (100 * by[split][metric]["value"] for by in run["scores"].values())
@@ -215,9 +198,7 @@ def survive(result, out):
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_locator(NullLocator())
+    plain_logarithms(ax.xaxis, (1, 2, 5))
     write_figure(fig, out)
 
 
@@ -239,9 +220,7 @@ def trials(result, out):
     if metric == "tvd":
         for ax in axes.flat:
             ax.set_yscale("log")
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-            ax.yaxis.set_major_formatter("{x:g}")
-            ax.yaxis.set_minor_locator(NullLocator())
+            plain_logarithms(ax.yaxis, (1, 3))
     for row in axes:
         row[0].set_ylabel(plot.spelled(metric))
         plot.legend(row)

@@ -1,6 +1,7 @@
 """
 What a table lacks, and how it is made: each run is a training and its evaluation, by the commands
-that are printed. Trainings are in out/ENTRY.SCALE/, and go on where they were stopped.
+that are printed. Trainings are in out/ENTRY.SCALE/, and go on where they were stopped; after an
+edit of an entry's flags remove what is there, in out/ and results/runs/.
 """
 import math
 import os
@@ -18,40 +19,15 @@ from typing import NamedTuple
 
 from common import names
 from common.checkpoint import load_checkpoint
-from common.files import ROOT, fail, read_json, read_log, write_json
+from common.files import ROOT, read_json, read_log, write_json
 from common.settings import new_settings
-from data.text import UNK, VOCABULARY
-from experiments import by_task, find, matrix
-from experiments.runs import slug, table
+from data.text import VOCABULARY
+from encoders.mlm import UNK
+from experiments import by_task, find
+from experiments.cells import values_of
+from experiments.runs import once, slug, table
 
 TRAINING = defaultdict(threading.Lock)  # by folder
-# settings that say where and how it is run, not what it computes; the task sets vocab_size
-WHERE = {"out_dir", "log_interval", "evaluate", "device", "compile", "kernel", "vocab_size"}
-
-
-def differing(config, words):
-    """In which settings a run's config is not what these flags of train.py mean today, in words."""
-    changed = []
-    for name, now in vars(new_settings(words)).items():
-        if name in ("data", "corpus") and Path(now).exists():  # your own file or folder
-            now = str(Path(now).resolve())
-        if name not in WHERE and config.get(name, now) != now:
-            changed.append(f"{name}={config[name]}, now {now}")
-    return ", ".join(changed)
-
-
-def duration(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def seconds_of(run):
-    """Of a run's training and its evaluation."""
-    evaluation = run["eval_seconds"]
-    if isinstance(evaluation, dict):  # by length
-        evaluation = sum(evaluation.values())
-    return run["train_seconds"] + evaluation
 
 
 # -----------------------------------------------------------------------------
@@ -96,36 +72,28 @@ class Job(NamedTuple):
     def make(self, device, run):
         """Trains what is not trained, evaluates, and writes the run's file."""
         *begins, score = self.commands(device)
-        for (out, start), begin in zip(self.trainings, begins):
+        for (out, _), begin in zip(self.trainings, begins):
             with TRAINING[out]:  # rows may share it
                 if not (ROOT / out / "ckpt.pt").exists():
                     run(*begin)
-                if not finished(out, start):
+                checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
+                if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
                     run("python", "train.py", "--resume", str(out), "--no-evaluate",
                         *device_flag(device))
         run(*score)
         result = read_json(ROOT / f"{self.score[-1]}.json")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, record(result, self, start, ROOT / out))
+        write_json(self.path, record(result, self))
 
 
 def device_flag(device):
     return [] if device == "auto" else ["--device", device]
 
 
-def finished(out, start):
-    """Whether the run in a folder is, which must be the one that was asked for."""
-    checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
-    differs = differing(checkpoint["config"], start[2:])
-    if differs:
-        fail(f"{out} holds a run with {differs}: move it away, and run this again")
-    return checkpoint["iter"] >= checkpoint["config"]["max_iters"]
-
-
-def start_of(part, train, seed, first=""):
-    """-> the words of train.py; of a flag that is there twice the last counts: the row's own."""
-    words = ["python", "train.py", *part["train"].split(), *train.split(), "--seed", str(seed)]
-    return words + (["--init_from", str(first)] if first else [])
+def start_of(part, flags, seed, first=""):
+    """-> the words of train.py: the flags of the table, then the row's own, each once."""
+    words = ["python", "train.py", *part["train"].split(), *flags.split(), "--seed", str(seed)]
+    return once(words + (["--init_from", str(first)] if first else []))
 
 
 def planned(name, entry, scale, args, folder):
@@ -149,13 +117,14 @@ def planned(name, entry, scale, args, folder):
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
                 path = folder / task / f"{slug(label)}-{seed}.json"
-                jobs.append(Job(path, label, task, entry.get("columns"), trainings, score))
+                jobs.append(Job(path, label, task, entry.get("columns"), trainings, once(score)))
     return jobs
 
 
-def record(result, job, start, folder):
+def record(result, job):
     """eval.py's JSON of one run -> what the run's file holds: also its training."""
-    checkpoint, log = load_checkpoint(folder / "ckpt.pt"), read_log(folder)
+    out, start = job.trainings[-1]
+    checkpoint, log = load_checkpoint(ROOT / out / "ckpt.pt"), read_log(ROOT / out)
     row, = result["runs"]
     row |= dict(label=job.label, train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
@@ -164,7 +133,7 @@ def record(result, job, start, folder):
         row |= {name: curve} if curve else {}
     row["fell"] = fell(row["val_loss"], checkpoint["config"]["max_iters"])
     if job.task:
-        values = matrix.values_of(job.columns, job.task, row)
+        values = values_of(job.columns, job.task, row)
         row |= dict(task=job.task, values=values)
         if any(value is not None and math.isnan(value) for value in values.values()):
             row["not_finite"] = True
@@ -229,11 +198,23 @@ def run(name, env, *command):
         raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
 
 
+# -----------------------------------------------------------------------------
+# how long it takes
+
 def measured(name, scale, task=""):
     """The mean seconds of an entry's runs, of those that are there; 0 where none is."""
-    result = table(name, scale)
-    seconds = [seconds_of(run) for run in result.get("runs", [])
-               if task in ("", run.get("task"))]
+    result, seconds = table(name, scale), []
+    for one in result.get("runs", []):
+        if task in ("", one.get("task")):
+            evaluation = one["eval_seconds"]
+            by_length = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
+            seconds.append(one["train_seconds"] + sum(by_length))
     for panel in result.get("panels", []):
         seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
     return statistics.mean(seconds) if seconds else 0
+
+
+def duration(seconds):
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -9,136 +9,133 @@ is filled by reproduce.py NAME, and every block of every page by
     python -m experiments.pages
 
 NAME is an entry (NAME.paper at the paper's scale), or a JSON file in results/ without its ending.
+The first table of a block is open, the others are folded. Below is the first run's command, and
+folded where and by which commits all runs were made, and in which flags rows differ.
 """
-import json
 import re
+import shlex
 import sys
 
-from common.files import ROOT, in_one_line, read_json, write_safely
-from experiments import by_task, entries, find, tables
-from experiments.jobs import differing, start_of
-from experiments.runs import table
-from experiments.speed import bench_table
-from experiments.trials import search_table
+from common.files import ROOT, fail, in_one_line, read_json, write_text
+from common.names import nearest
+from experiments import entries, find, speed, tables, trials
+from experiments.papers import lm
+from experiments.runs import once, table
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
-SEVERAL = dict(cope_cut=("cope_cut", "cope_cut_end", "cope_cut_window"))  # JSON files of one block
 
 
 def fill():
     """Every block of every page, anew."""
     for path in sorted((ROOT / "results").glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        filled = BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
+        filled = BLOCK.sub(lambda found, page=path.name: filled_block(found, page), text)
         if filled != text:
-            write_safely(path, lambda tmp, filled=filled: tmp.write_text(filled, encoding="utf-8"))
+            write_text(path, filled)
             print(f"wrote results/{path.name}")
 
 
+def filled_block(found, page):
+    name = found[2]
+    stem = name.removesuffix(".paper").removesuffix("_papers")
+    if stem not in entries() and not (ROOT / "results" / f"{name}.json").exists():
+        fail(f"results/{page} has a block for {name!r}, which is neither an entry nor a JSON in "
+             f"results/: remove the block, or {nearest(name, entries())}")
+    return found[1] + block(name) + found[3]
+
+
 def block(name):
-    """The tables of an entry, or of JSON files, with a line on where they are from."""
-    stem, _, scale = name.rpartition(".")
-    if scale != "paper":
-        stem, scale = name, "cpu"
+    """The tables of an entry, or of a JSON file, with a small line on where they are from."""
+    stem, scale = name.removesuffix(".paper"), "paper" if name.endswith(".paper") else "cpu"
     entry = stem.removesuffix("_papers")
-    if entry in entries():
-        result, command = table(entry, scale), command_of(entry, scale)
-        if not (result.get("runs") or result.get("panels")):
-            return f"\nNot run yet: {command}\n\n"
-        text = tables.papers_table(result) if stem != entry else marked(stem, scale, result)
-    else:
-        files = [ROOT / "results" / f"{file}.json" for file in SEVERAL.get(name, [name])]
-        results = list(map(read_json, files))
-        result, text = results[0], "\n\n".join(map(markdown, results))
-        command = re.sub(r"(out/\w+/)\S+( \1\S+)+", r"\1*", f"`{result['command']}`")
-    return f"\n{text}\n\n{small(result, command)}\n\n"
+    if entry not in entries():
+        result = read_json(ROOT / "results" / f"{name}.json")
+        return f"\n{folded(written(result))}\n\n{footer(result)}\n\n"
+    result = table(entry, scale)
+    words = f"`python reproduce.py {entry}" + ("`" if scale == "cpu" else f" --scale {scale}`")
+    if not (result.get("runs") or result.get("panels")):
+        return f"\nNot run yet: {words}\n\n"
+    texts = written(result) if stem == entry else tables.papers_tables(result, of_papers())
+    note = find(entry, scale)[1].get("note")
+    said = [f"All runs: {words}", *([note] if note else [])]
+    return f"\n{folded(texts)}\n\n{footer(result, said)}\n\n"
 
 
-def markdown(result):
-    """The tables of what experiments/runs.py, eval.py or bench.py have about something."""
+def written(result):
+    """-> [(caption, table), ...] of what experiments/runs.py, eval.py or bench.py have."""
     if "panels" in result:
-        return search_table(result)
+        return trials.search_tables(result)
     if "losses" in result:
-        return tables.losses_table(result)
+        return tables.losses_tables(result)
     if "cells" in result:
-        return tables.matrix_table(result)
+        return tables.matrix_tables(result)
     if "runs" not in result:
-        return bench_table(result)
+        return speed.bench_tables(result)
     run = result["runs"][0]
     if "search" in run:
-        return tables.retrieval_table(result)
-    return tables.task_table(result) if "scores" in run else tables.text_table(result)
+        return tables.retrieval_tables(result)
+    return tables.task_tables(result) if "scores" in run else tables.text_tables(result)
 
 
-def command_of(name, scale):
-    _, part = find(name, scale)
-    words = f"python reproduce.py {name}"
-    words += "" if scale == "cpu" else f" --scale {scale}"
-    return f"`{words}`" + (f"; here {part['note']}" if "note" in part else "")
+def show(result):
+    """The tables, on the terminal."""
+    print("\n\n".join(part for pair in written(result) for part in pair if part))
 
 
-def marked(name, scale, result):
-    """The tables; a row whose runs are not what the entry says today has a dagger and a note."""
-    text, reasons = markdown(result), {}
-    _, part = find(name, scale)
-    for panel in result.get("panels", []):
-        now = part["panels"][panel["name"]] | dict(steps=part["steps"])
-        changed = [f"{k}={panel.get(k)}, now {v}" for k, v in json.loads(json.dumps(now)).items()
-                   if panel.get(k) != v]
-        reasons |= {panel["name"]: ", ".join(changed)} if changed else {}
-    for run in result.get("runs", []):
-        reason = otherwise(name, scale, run, result["runs"])
-        if reason:
-            reasons.setdefault(run["label"], reason)
-    for label in reasons:
-        text = re.sub(rf"^\| {re.escape(label)} ", rf"| {label} † ", text, flags=re.M)
-    notes = [f"† {label}: {reason}." for label, reason in reasons.items()]
-    return "\n\n".join([text, *notes])
+def of_papers():
+    """{heading: {row of lm: a paper's number}}"""
+    columns = {}
+    for heading, (name, n, words) in lm.PAPERS.items():
+        numbers = entries()[name]["numbers"]
+        columns[heading] = {row: ys[n] for row, ys in numbers.items() if n < len(ys)} | words
+    return columns
 
 
-def otherwise(name, scale, run, runs):
-    """In what a run is not what its entry says today, in words."""
-    entry, part = find(name, scale)
-    row, task = part["rows"][run["label"]], by_task(part)[run.get("task", "")]
-    train = part["rows"][row.of or run["label"]].train
-    first = run["config"].get("init_from", "")
-    differs = differing(run["config"], start_of(task, train, run["seed"], first)[2:])
-    if differs:
-        return differs
-    if " ".join(f"{task['eval']} {row.eval}".split()) not in run["command"]:
-        return f"scored by `{run['command']}`"
-    texts = [other["data"].get("sha256") for other in runs if other.get("task") == run.get("task")]
-    return "" if run["data"].get("sha256") == texts[0] else "another text than the first row's"
+def folded(texts):
+    """The first table, the others behind their captions."""
+    parts = []
+    for n, (caption, text) in enumerate(texts):
+        if n and text:
+            summary, _, more = caption.partition(":")
+            parts += [f"<details><summary>{summary}</summary>", *filter(None, [more.strip()]),
+                      text, "</details>"]
+        else:
+            parts += [part for part in (caption, text) if part]
+    return "\n\n".join(parts)
 
 
-def small(result, command):
-    """A small line: the command, machines and commits, how much was scored, what was compiled."""
+# -----------------------------------------------------------------------------
+# where a table is from
+
+def footer(result, said=()):
+    """The first run's command in a small line; folded, what else is known of all of them."""
     runs = [scheme for panel in result.get("panels", []) for scheme in panel["schemes"].values()]
     runs = runs or result.get("runs", [])
-    made = [run["environment"] for run in runs if "environment" in run] or [result["environment"]]
-    parts = [command, machines(made)]
-    if "steps" in result:
-        parts.append(f"{result['steps']:,} steps")
+    first = (result.get("panels") or runs or [result])[0]
+    command = first.get("train_command") or first.get("command") or result["command"]
+    said = [*said, *amounts(result, runs)]
+    said.append(machines([run["environment"] for run in runs if "environment" in run]
+                         or [result["environment"]]))
+    if "train_command" in first:
+        said += [f"{label}: `{' '.join(flags)}`" for label, flags in differing(runs).items()]
+    summary = "How it was run, and on what"
+    return (f"<sub>`{shlex.join(once(shlex.split(command)))}`</sub>\n\n"
+            f"<details><summary>{summary}</summary>\n\n{'; '.join(said)}\n\n</details>")
+
+
+def amounts(result, runs):
+    """How much was scored, and how long all of it was trained."""
     if "queries" in result:
-        parts.append(f"{result['queries']:,} queries, {result['documents']:,} documents, chance "
-                     f"{100 * result['chance']:.1f}")
+        yield f"{result['queries']:,} queries, {result['documents']:,} documents"
+        yield f"chance {100 * result['chance']:.1f}"
     elif "sequences" in result:
-        parts.append(f"{result['sequences']:,} sequences a test set")
+        yield f"{result['sequences']:,} sequences a test set"
     elif "tokens" in result:
-        parts.append(f"{result['tokens']:,} tokens of {result['data']['source']}, "
-                     f"{result['split']}")
+        yield f"{result['tokens']:,} tokens of {result['data']['source']}, {result['split']}"
     trained = {run.get("train_command", n): run.get("train_seconds", run.get("seconds", 0))
                for n, run in enumerate(runs)}  # once, of what is read in several ways
-    seconds = sum(trained.values())
-    if seconds:
-        parts.append(f"{seconds / 60:,.0f} minutes of training")
-    if runs and "train_command" in runs[0]:
-        parts.append(f"the first run is `{runs[0]['train_command']}`")
-    compiled = [run for run in runs if "--compile on" in run.get("train_command", "")]
-    if compiled:
-        rows = ", ".join(dict.fromkeys(run["label"] for run in compiled))
-        parts.append(f"compiled: {len(compiled)} runs of {len(runs)}, of {rows}")
-    return f"<sub>{'; '.join(parts)}</sub>"
+    if trained:
+        yield f"{sum(trained.values()) / 60:,.0f} minutes of training"
 
 
 def machines(environments):
@@ -148,6 +145,26 @@ def machines(environments):
     processors = " and ".join(sorted({e["gpu"] or e["cpu"] for e in environments}))
     return (f"{processors}, threads: {all_of('threads')}, torch {all_of('torch')}, "
             f"Python {all_of('python')}, commits {all_of('commit')}")
+
+
+def differing(runs):
+    """{row: the flags of its commands that not all rows have}, but for seeds and folders."""
+    own = {}
+    for task in dict.fromkeys(run.get("task") for run in runs):
+        same = [run for run in runs if run.get("task") == task]
+        told = [flags_of(run["train_command"]) + flags_of(run["command"]) for run in same]
+        shared = set(told[0]).intersection(*told)
+        for run, flags in zip(same, told):
+            mine = [flag for flag in flags if flag not in shared
+                    and not re.fullmatch(rf"--model (bert_)?{re.escape(run['label'])}", flag)]
+            own[run["label"]] = own.get(run["label"], {}) | dict.fromkeys(mine)
+    return {label: flags for label, flags in own.items() if flags}
+
+
+def flags_of(command):
+    """["--flag value", ...], each once."""
+    flags = re.split(r" (?=--)", shlex.join(once(shlex.split(command))))[1:]
+    return [flag for flag in flags if not re.match("--(seed|out|out_dir|init_from) ", flag)]
 
 
 if __name__ == "__main__":

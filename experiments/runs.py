@@ -7,15 +7,23 @@ import re
 import sys
 
 from common.files import ROOT
-from experiments import entries, find, matrix, papers
-
-# what the file of a run says of its evaluation
-MEASURED = ("data", "dtype", "split", "tokens", "strided_tokens", "lengths", "splits", "sequences",
-            "queries", "documents", "chance", "readings", "answers")
+from experiments import entries, find
+from experiments.cells import cells_of
 
 
 def slug(words):
     return re.sub(r"[^\w.]+", "-", words).strip("-")
+
+
+def once(words):
+    """The words of a command, each flag once: of one that stands there twice the last counts."""
+    name, flags = "", {"": []}
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").removeprefix("no-")
+            flags[name] = []
+        flags[name].append(word)
+    return [word for part in flags.values() for word in part]
 
 
 def folder_of(name, scale):
@@ -35,11 +43,10 @@ def table(name, scale):
     tasks and seeds. "runs" is empty where nothing is there.
     """
     entry, part = find(name, scale)
+    numbers = entries().get(entry.get("published"), entry).get("numbers", {})
     about = {key: entry[key] for key in ("columns", "losses", "metric") if key in entry}
-    published = papers().get(entry.get("published", name), {})
-    about |= dict(entry=name, title=entry["title"], paper=published)
-    if "published_at" in part:
-        about["paper_lengths"] = part["published_at"]
+    about |= dict(entry=name, title=entry["title"], paper=numbers,
+                  paper_lengths=part.get("published_at", ()))
     if "panels" in part:
         return about | panels(entry, part, folder_of(name, scale))
     rows, tasks, runs = list(part["rows"]), list(part.get("tasks", ())), []
@@ -49,13 +56,12 @@ def table(name, scale):
             runs.append(run)
     runs.sort(key=lambda run: (rows.index(run["label"]),
                                tasks.index(run["task"]) if tasks else 0, run["seed"]))
-    for run in reversed(runs):
-        about |= {key: run[key] for key in (*MEASURED, "environment") if key in run}
-    if "lengths" in about:
-        about["lengths"] = sorted({n for run in runs for n in run.get("lengths", ())})
-    about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs)
+    for run in runs:  # what is not said of the entry is said of its first run
+        about = run | about
+    about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs,
+                  lengths=sorted({n for run in runs for n in run.get("lengths", ())}))
     if tasks:
-        about |= matrix.cells_of(entry["columns"], runs)
+        about["cells"] = cells_of(entry["columns"], runs)
     if "beside" in entry:
         about["beside"] = table(entry["beside"], scale)
     return about
@@ -73,8 +79,7 @@ def read(path, check):
 def run_of(result):
     """The one row of a run's file, with what the file says of the evaluation."""
     run, = result["runs"]
-    about = {key: result[key] for key in (*MEASURED, "command") if key in result}
-    return about | run | dict(label=run["label"], seed=run["seed"])
+    return result | run | dict(label=run["label"], seed=run["seed"])
 
 
 def panel_of(result):
@@ -106,6 +111,6 @@ def beside(result, jobs, name):
         if run["task"] in tasks:
             same = texts.get(run["task"]) in (None, run["data"].get("sha256"))
             runs.append(run if same else run | dict(reason="another text"))
-    columns = {key: column for key, column in find(result["entry"], "cpu")[0]["columns"].items()
-               if column["task"] in tasks}
-    return result | matrix.cells_of(columns, runs + mine) | dict(runs=runs + mine, added=name)
+    columns = {key: column for key, column in result["columns"].items() if column["task"] in tasks}
+    cells = cells_of(columns, runs + mine)
+    return result | dict(columns=columns, cells=cells, runs=runs + mine, added=name)

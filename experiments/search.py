@@ -1,7 +1,7 @@
 """
 Post-Norm's random search: many small models of one shape are stacked, and take their steps
-together. The minimal transformer and max retrieval are minimal.py's; Dyck and Tomita strings go to
-the GPT of model_postnorm.py.
+together. The minimal transformer and max retrieval are variants/minimal.py's; Dyck and Tomita
+strings go to the GPT of model_postnorm.py.
 
     python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
 
@@ -33,8 +33,8 @@ from common.names import find_task, nearest, pick
 from data import tvd
 from experiments import find
 from experiments.jobs import device_flag
-from experiments.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from experiments.runs import panel_of, read, slug
+from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from scoring import binned
 from scoring.rates import auc
 
@@ -311,7 +311,7 @@ def shown(trial, entry):
 
 def main(argv=None):
     parser = Parser(description=__doc__)
-    parser.add_argument("entry", help="of experiments/postnorm.py")
+    parser.add_argument("entry", help="of experiments/papers/postnorm.py")
     parser.add_argument("--panel", required=True, help="one of the entry's")
     parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")

@@ -1,4 +1,4 @@
-"""The tables of what bench.py measures."""
+"""The tables of what kernels/bench.py measures."""
 from experiments.tables import markdown
 
 HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
@@ -6,14 +6,11 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
              times_faster="times as long without")
 
 
-def bench_table(result):
-    """Whatever a JSON of bench.py has measured."""
-    texts = []
+def bench_tables(result):
+    """Whatever its JSON has measured."""
     by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
-    if by_model:
-        texts.append(models_table(by_model))
-    texts += [attention_table(result[key]) for key in ("attention", "gpu") if key in result]
-    return "\n\n".join(texts)
+    texts = [("", models_table(by_model))] if by_model else []
+    return texts + [("", attention_table(result[k])) for k in ("attention", "gpu") if k in result]
 
 
 def models_table(measured):
@@ -38,19 +35,15 @@ def attention_table(by_length):
         names |= dict.fromkeys(rows)
         columns += [(T, way) for way in ("forward", "both")
                     if any(f"{way}_ms" in row for row in rows.values())]
-    reference = next(iter(names))
-    heads = []
+    reference, heads = next(iter(names)), []
     for T, way in columns:
         what = dict(forward="forward", both="forward and backward")[way]
         ms = by_length[T][reference][f"{way}_ms"]
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {in_ms(ms)})")
+        time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
+        heads.append(f"{what}, T = {int(T):,} ({reference}: {time} ms)")
     lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
                       for T, way in columns)] for name in names]
     return markdown([f"times {reference} (GB)", *heads], lines)
-
-
-def in_ms(ms):
-    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms"
 
 
 def attention_cell(row, way, reference):

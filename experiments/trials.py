@@ -7,7 +7,7 @@ from experiments.tables import markdown
 CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 
 
-def search_table(result):
+def search_tables(result):
     """
     The dots of a random search, a table for each panel: median and best of every scheme, of the
     last weights and of their averages, and in how many of their shared trials it is better than the
@@ -23,14 +23,14 @@ def search_table(result):
         name = dict(tvd="TVD", auc="AUC").get(metric, metric)
         rows = [cells_of(scheme, panel["schemes"], metric, references)
                 for scheme in panel["schemes"]]
-        texts.append(f"{name}, {where}:\n\n{markdown(rows[0], [row.values() for row in rows])}")
-    texts.append(f"Better than {' and '.join(references)}: in so many of the shared trials (the "
-                 "same hyper-parameters and initial weights; raw weights; without ties and without "
-                 "trials of which one has diverged); p by a two-sided sign test, not corrected for "
-                 "the number of tests here.")
+        texts.append((f"{name}, {where}:", markdown(rows[0], [row.values() for row in rows])))
     if "theorem" in result:
         texts.append(theorem_table(result["theorem"]))
-    return "\n\n".join(texts)
+    said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
+            "hyper-parameters and initial weights; raw weights; without ties and without trials of "
+            "which one has diverged); p by a two-sided sign test, not corrected for the number of "
+            "tests here.")
+    return [*texts, (said, "")]
 
 
 def cells_of(name, schemes, metric, references):
@@ -100,5 +100,5 @@ def theorem_table(theorem):
         cells = [f"{m['precision'][T - 2]:.2f} ({m['tvd'][T - 2]:.3f})" for T in lengths]
         far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
         rows.append([norm, *cells, f"{far:.1e}"])
-    return (f"Hard-coded models, n = {n}, precision (TVD) at length:\n\n"
-            + markdown(["norm", *lengths, "largest difference from the formula"], rows))
+    return (f"Hard-coded models, n = {n}, precision (TVD) at length:",
+            markdown(["norm", *lengths, "largest difference from the formula"], rows))

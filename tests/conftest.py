@@ -26,7 +26,7 @@ from tests.helpers import (
 def copy_repository(folder):
     """Every module outside the tests."""
     rooms = "common", "data", "kernels", "figures", "scoring"
-    for part in (".", *rooms, "experiments", *names.ROOMS):
+    for part in (".", *rooms, "experiments", "experiments/papers", *names.ROOMS):
         for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def here(monkeypatch):
     monkeypatch.setattr(jobs, "run", run_here)
 
     def have(**entries):
-        module = types.ModuleType("experiments.mine", "Mine.\n\nSome words.")
+        module = types.ModuleType("experiments.papers.mine", "Mine.\n\nSome words.")
         module.ENTRIES = entries
         monkeypatch.setattr(experiments, "files", lambda: [module])
     return have

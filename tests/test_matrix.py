@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from experiments import Row, matrix, rows
+from experiments import Row, cells, rows
 from experiments.jobs import fell
+from experiments.papers import matrix
 from tests.helpers import (
     TINY_FLAGS,
     command,
@@ -16,12 +17,12 @@ from tests.helpers import (
     write_notes,
 )
 
+TEXT = {key: matrix.COLUMNS["text: perplexity"][key] for key in ("task", "better", "form", "least")}
 COLUMNS = {
-    "text: perplexity": matrix.column("text", "less", ".2f", 0.1, matrix.perplexity, 1),
-    "text: strided": matrix.column("text", "less", ".2f", 0.1, matrix.reading, 2),
-    "flip-flop: iid": matrix.percents("flipflop", 1, "iid", "exact_match"),
-    "flip-flop: worst": matrix.column("flipflop", "more", ".1f", 10, matrix.worst, 2,
-                                      "exact_match")}
+    "text: perplexity": matrix.COLUMNS["text: perplexity"],
+    "text: strided": TEXT | dict(read=cells.reading, asked=(2,)),
+    "flip-flop: iid": matrix.COLUMNS["flip-flop: iid"],
+    "flip-flop: worst": matrix.COLUMNS["flip-flop: worst, 16 x"] | dict(asked=(2, "exact_match"))}
 
 
 def small_matrix(*models):
@@ -89,31 +90,11 @@ def test_what_cannot_be_added_to_a_matrix(copy, here):
         copy, "reproduce.py", "matrix", "--tasks", "txet")
 
 
-TK = "Tq, Tk = q.size(2), k.size(2)\n    "
-
-
-@pytest.mark.parametrize("edit, failed", [
-    (("bias = -g", "bias = math.nan * g"), 1),
-    ((f"{TK}g =", f"{TK}if Tk > 16:\n        raise ValueError('ends')\n    g ="), 0)])
-def test_a_fork_that_diverges_is_named_and_one_that_ends_has_cells(copy, here, edit, failed):
-    write_notes(copy)
-    write_fork(copy, "cable", edit)
-    here(matrix=small_matrix("rope"))
-    out, err = command(copy, "reproduce.py", "matrix", "--device", "cpu", "--add", "mine",
-                       code=failed)
-    if failed:
-        assert "text mine-1337, flipflop mine-1337 failed; the rest is kept" in err
-        assert out.count("the loss is not finite at iter 1") == 2
-        return
-    table, = markdown_tables(out)
-    assert table["mine"]["text: strided"] == table["mine"]["flip-flop: worst"] == "ends"
-
-
 def test_what_a_name_means_goes_before_what_a_task_asks():
     scale = small_matrix("rope")["cpu"]
-    row = matrix.with_row("outputnorm", scale)["rows"]["outputnorm"]
+    row = cells.with_row("outputnorm", scale)["rows"]["outputnorm"]
     assert row.train == "--model outputnorm --norm output"
-    row = matrix.with_row("tra_kept", scale)["rows"]["tra_kept"]
+    row = cells.with_row("tra_kept", scale)["rows"]["tra_kept"]
     assert row.train == "--model tra_kept --no-drop"
 
 
@@ -124,24 +105,24 @@ def test_the_columns_of_the_matrix_by_hand():
     run = dict(block_size=4, perplexity={"4": 3.0, "8": 6.0, "16": None},
                strided={"4": 2.0, "8": 1.5}, scores=scores,
                auc={"4": {"long": [0, 0, 0, 0, None, 0.5, 0.7]}})
-    assert matrix.perplexity(run, 2) == 6 and matrix.perplexity(run, 8) is None
-    assert math.isnan(matrix.perplexity(run, 4))  # it was there, and not finite
-    assert matrix.reading(run, 2) == 0.75 and matrix.reading(run, 4) is None
-    assert matrix.percent(run, 1, "sparse", "exact_match") == 50
-    assert matrix.percent(run, 1, "sparse", "sequence_error") == 75
-    assert matrix.percent(run, 1, "dense", "exact_match") is None
-    assert matrix.worst(run, 2, "exact_match") == 20 and matrix.worst(run, 4, "exact_match") is None
-    assert matrix.beyond(run, "auc", "long") == pytest.approx(0.6)
-    assert matrix.beyond(run, "tvd", "long") is None
+    assert cells.perplexity(run, 2) == 6 and cells.perplexity(run, 8) is None
+    assert math.isnan(cells.perplexity(run, 4))  # it was there, and not finite
+    assert cells.reading(run, 2) == 0.75 and cells.reading(run, 4) is None
+    assert cells.percent(run, 1, "sparse", "exact_match") == 50
+    assert cells.percent(run, 1, "sparse", "sequence_error") == 75
+    assert cells.percent(run, 1, "dense", "exact_match") is None
+    assert cells.worst(run, 2, "exact_match") == 20 and cells.worst(run, 4, "exact_match") is None
+    assert cells.beyond(run, "auc", "long") == pytest.approx(0.6)
+    assert cells.beyond(run, "tvd", "long") is None
     # who is not done: 1 % of perplexity over the last fifth; seeds have a mean and a spread
     assert fell([[400, 3.0], [800, 2.0], [1000, 1.5]], 1000) == 0.5
     assert fell([[1000, 1.5]], 1000) is None
     two = [dict(values=dict(a=1.0), fell=0.009), dict(values=dict(a=2.0), fell=0.011)]
-    assert matrix.cell("a", two) == dict(value=1.5, unfinished=True, spread=pytest.approx(0.5**0.5))
-    assert matrix.cell("a", two[:1]) == dict(value=1.0, unfinished=False)
-    assert matrix.cell("a", []) == matrix.cell("b", two) == dict(reason="not run")
+    assert cells.cell("a", two) == dict(value=1.5, unfinished=True, spread=pytest.approx(0.5**0.5))
+    assert cells.cell("a", two[:1]) == dict(value=1.0, unfinished=False)
+    assert cells.cell("a", []) == cells.cell("b", two) == dict(reason="not run")
     ends = dict(values=dict(a=None), fell=0.0)
-    assert matrix.cell("a", [*two, ends]) == dict(reason="ends")
-    assert matrix.cell("a", [ends | dict(not_finite=True)]) == dict(reason="not finite")
+    assert cells.cell("a", [*two, ends]) == dict(reason="ends")
+    assert cells.cell("a", [ends | dict(not_finite=True)]) == dict(reason="not finite")
     # every column reads what its task has, and every task has its column
     assert {c["task"] for c in matrix.COLUMNS.values()} == set(matrix.TASKS)

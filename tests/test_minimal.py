@@ -5,46 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from experiments import minimal, search
+from experiments import search
+from experiments.variants import minimal
 from tests.helpers import close
-
-
-def gaps(model, n, lengths, sets=20):
-    """
-    -> {length: [gap of the last token, least and largest gap of the others, TVD]}: how far present
-    tokens are below absent ones.
-    """
-    draws = (torch.Generator().manual_seed(i) for i in range(sets))
-    tokens = torch.stack([torch.randperm(n, generator=g) for g in draws])
-    with torch.no_grad():
-        logits = model(tokens[:, :n - 1])
-    numbers = {}
-    for length in lengths:
-        here = logits[:, length - 1].gather(1, tokens)  # present tokens first
-        absent = here[:, length:]
-        close(absent - absent.mean(1, keepdim=True), torch.zeros_like(absent), 1e-9)
-        below = absent.mean(1, keepdim=True) - here[:, :length]
-        target = torch.cat((torch.zeros(length), torch.ones(n - length) / (n - length)))
-        last, others = below[:, -1], below[:, :-1]
-        distance = (here.softmax(-1) - target).abs().sum(1).mean() / 2
-        ends = last.min(), others.min(), others.max(), distance
-        numbers[length] = [y.item() for y in ends]
-    return numbers
-
-
-@pytest.mark.parametrize("n", [4, 10, 64])
-def test_the_hard_coded_model_has_the_theorems_gaps(n):
-    c = 3.0
-    for centred in (False, True):
-        model = minimal.hard_coded(n, c, centred=centred)
-        for length, (last, low, high, _) in gaps(model, n, range(2, n)).items():
-            assert last == pytest.approx(c * (1 + 1 / length), abs=1e-6)
-            assert (low, high) == pytest.approx((c / length, c / length), abs=1e-6)
-    model = minimal.hard_coded(n, c, "output", centred=True)
-    for length, (_, low, high, _) in gaps(model, n, range(2, n)).items():
-        want = c * math.sqrt(n * (n - 1) / (length * (n - length)))
-        assert (low, high) == pytest.approx((want, want), rel=1e-3)
-        assert want >= 2 * c * math.sqrt((n - 1) / n) - 1e-9
 
 
 def test_theorem_entry_has_the_specs_numbers():

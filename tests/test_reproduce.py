@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import experiments
-from experiments import Row, rows, runs, speed, tables
+from experiments import Row, pages, rows, runs, tables
 from tests.helpers import (
     ONE_THREAD,
     TINY_FLAGS,
@@ -21,7 +20,6 @@ from tests.helpers import (
     complaint,
     entry,
     is_png,
-    log_of,
     write_package,
 )
 
@@ -29,9 +27,9 @@ BLOCK = "# Mine\n\n<!-- table texts -->\n<!-- /table -->\n\nWords.\n"
 
 
 def texts(**changes):
-    table = rows(2, "cable") | rows(1, "rope")
-    return entry("--data notes", table | {"rope, far": Row(of="rope", eval="--lengths 32")},
-                 "--lengths 16 32", **changes)
+    table = rows(2, "cable") | rows(1, "rope", flags="--norm post")
+    return entry("--data notes --norm pre", table | {
+        "rope, far": Row(of="rope", eval="--lengths 32")}, "--lengths 16 32", **changes)
 
 
 def test_a_table_is_made_continued_and_not_made_again(home, here):
@@ -48,8 +46,10 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     far = json.loads((folder / "rope-far-1337.json").read_text())
     row, = far["runs"]
     assert far["lengths"] == [32] and row["label"] == "rope, far" and row["seed"] == 1337
-    assert row["train_command"].endswith("--model rope --seed 1337") and far["command"].startswith(
-        "python eval.py out/texts.cpu/rope-1337 --lengths 16 32 --lengths 32 --out ")
+    # each flag once: the row's own goes before the table's
+    assert "--norm post --model rope" in row["train_command"] and "pre" not in row["train_command"]
+    assert far["command"].startswith(
+        "python eval.py out/texts.cpu/rope-norm-post-1337 --lengths 32 --out ")
     assert [step for step, _ in row["loss"]] == [step for step, _ in row["val_loss"]] == [1, 2]
     assert row["environment"]["torch"] == torch.__version__
     ys = [json.loads((folder / f"{name}.json").read_text())["runs"][0]["perplexity"]["16"]
@@ -57,13 +57,14 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     page = (home / "results" / "mine.md").read_text()
     assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page
     assert "| rope, far | 1 | - |" in page and page.endswith("<!-- /table -->\n\nWords.\n")
-    assert re.search(r"<sub>`python reproduce.py texts`; .*, threads: 1, .*; 2,870 tokens", page)
+    assert re.search(r"<sub>`python train.py --max_iters 2 .* --model cable --seed 1337`", page)
+    assert "rope: `--norm post --lengths 16 32`; rope, far: `--norm post --model rope " in page
+    assert "All runs: `python reproduce.py texts`; " in page
     assert is_png(home / "results" / "texts.cpu.png")
     # what is there is used; more seeds are made
     assert "4 runs, 4 of them there" in run()[0]
     out, _ = run("--rows", "rope", "--seeds", 2)
     assert out.count("$ python train.py") == 1 and "| rope | 2 |" in out
-    (folder / "rope-1338.json").unlink()
     # a lost run is scored again, a stopped one continues
     (folder / "cable-1337.json").unlink()
     assert run()[0].count("$ python") == 2  # eval.py and plot.py
@@ -71,27 +72,22 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     path = home / "out" / "texts.cpu" / "cable-1338" / "ckpt.pt"
     torch.save(torch.load(path, weights_only=True) | dict(iter=1), path)
     assert "$ python train.py --resume out/texts.cpu/cable-1338 --no-evaluate" in run()[0]
-    assert log_of(path.parent)[-1]["iter"] == 2
-    # a damaged file is named, and the rest stands; another run in the folder is, too
+    # a file that is cut off is named, and the rest stands; so is a block without a table
     (folder / "cable-1338.json").write_text('{"runs": [')
     out, err = run()
     assert "cable-1338.json is damaged and left out. Remove it" in err and "| cable | 1 |" in out
     (folder / "cable-1338.json").unlink()
-    here(texts=texts(cpu=texts()["cpu"] | dict(train=f"{texts()['cpu']['train']} --beta2 .9")))
-    out, err = run(code=1)
-    assert "cable-1338 holds a run with beta2=0.95, now 0.9: move it away" in out
-    assert "error: cable-1338 failed; the rest is kept" in err
-    # and its row is marked
-    page = (home / "results" / "mine.md").read_text()
-    assert "| cable † | 1 |" in page and "† cable: beta2=0.95, now 0.9." in page
+    (home / "results" / "mine.md").write_text(BLOCK.replace("texts", "textz"))
+    assert ("mine.md has a block for 'textz', which is neither an entry nor a JSON in results/: "
+            "remove the block, or did you mean texts?") in complaint(
+                home, "reproduce.py", "texts", "--rows", "rope")
 
 
-def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here, monkeypatch):
+def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
     columns = [("iid", "iid", "exact_match"), ("dense", "dense", "glitch_rate")]
-    flips = functools.partial(entry, "--data flipflop", rows(1, "tra"))
-    here(flips=flips("--sequences 8", columns=columns, steps=True),
-         later=flips("--sequences 8", runs="flips", columns=columns[:1]))
-    monkeypatch.setattr(runs, "papers", lambda: dict(flips=dict(tra=(100, 0.15))))
+    flips = functools.partial(entry, "--data flipflop", rows(1, "tra"), "--sequences 8")
+    here(flips=flips(columns=columns, steps=True, numbers=dict(tra=(100, 0.15))),
+         later=flips(runs="flips", columns=columns[:1]))
     out, _ = command(home, "reproduce.py", "flips", "--device", "cpu")
     head, _, row = [line for line in out.splitlines() if line.startswith("|")]
     assert cells(head) == ["model", "seeds", "iid", "paper", "dense", "paper"]
@@ -119,10 +115,8 @@ def test_from_masked_tokens_to_search(tmp_path, here):
 
 def test_the_list_and_a_dry_run(home, here):
     here(texts=texts())
-    experiments.files()[0].NUMBERED = {"Table 1": ("texts",), "Table 2": "not here"}
     out, _ = command(home, "reproduce.py")
-    assert "\nMine.\n" in out and re.search(r"Table 1 +texts\n +Table 2 +not here\n", out)
-    assert re.search(r"texts +--scale cpu +not measured, 4 runs\n", out)
+    assert re.search(r"\nMine.\n  texts\n      A table\n +--scale cpu +not measured, 4 runs\n", out)
     out, _ = command(home, "reproduce.py", "texts", "--dry_run", "--compile", "--device", "cpu")
     assert out.count("$ python train.py") == out.count(" parameters\n") == 4
     assert out.count("--compile on --seed") == 4 and not (home / "out").exists()
@@ -134,7 +128,6 @@ def test_the_list_and_a_dry_run(home, here):
 @pytest.mark.parametrize("words, says", [
     ("text", "unknown entry 'text': did you mean texts?"),
     ("texts --rows rop", "texts has no 'rop' among its rows: did you mean rope?"),
-    ("texts --scale papers", "invalid choice: 'papers'"),
     ("texts --seeds -1", "--jobs must be at least 1, --seeds 0 or more"),
     ("texts --add fox", "--add is not for texts"), ("texts --tasks x", "--tasks is not for texts"),
     ("searched --rows pre", "--rows is not for searched"),
@@ -150,10 +143,10 @@ def test_what_cannot_be_asked_for(words, says, home, here):
 def test_ctrl_c_and_the_same_command_again(repo):
     """In processes of their own: what runs is saved, and nothing is lost."""
     train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 1500 --data flipflop")
-    (repo / "experiments" / "mine.py").write_text(
-        "from experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=[('iid', "
-        f"'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', rows=rows(1, "
-        "'rope', 'fox')))}\n")
+    (repo / "experiments" / "papers" / "mine.py").write_text(
+        "'''Mine'''\nfrom experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
+        f"('iid', 'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', "
+        "rows=rows(1, 'rope', 'fox')))}\n")
     words = [sys.executable, "reproduce.py", "mine", "--jobs", "2", "--device", "cpu"]
     begin = functools.partial(subprocess.Popen, words, cwd=repo, text=True, env=ONE_THREAD,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -177,7 +170,7 @@ def cells_of(table):
     return [cells(line) for line in table.splitlines() if line[:2] == "| "]
 
 
-def test_tables_of_text_by_hand(monkeypatch):
+def test_tables_of_text_by_hand():
     """Every number of a made-up JSON in the cell where it belongs."""
     a, b = (dict(label="a", block_size=8, perplexity={"8": p, "16": q}, strided={"8": s, "16": t})
             for p, q, s, t in ((3.5, 4.5, 3.25, 2.75), (5.5, 6.5, 5.25, 4.75)))
@@ -185,26 +178,25 @@ def test_tables_of_text_by_hand(monkeypatch):
     both = ["4.500 ± 1.414", "5.500 ± 1.414", f"{(4.5 / 3.5 + 6.5 / 5.5) / 2:.3f}"]
     strided = ["4.250 ± 1.414", "3.750 ± 1.414", f"{(2.75 / 3.25 + 4.75 / 5.25) / 2:.3f}"]
     head = ["model", "seeds", "8", "16", "16 / 8"]
-    assert cells_of(tables.text_table(result)) == [head, ["a", "2", *both], head,
-                                                   ["a", "2", *strided]]
-    beside = dict(paper=dict(a=(1.0, 4.0)), paper_lengths=[8, 16], runs=[a | dict(strided={})])
-    found = cells_of(tables.text_table(result | beside))
-    assert found[0][2:6] == ["8", "paper", "16", "paper"] and found[1][3:6:2] == ["1.00", "4.00"]
+
+    def found(**changes):
+        return [cells_of(table) for _, table in tables.text_tables(result | changes)]
+    assert found() == [[head, ["a", "2", *both]], [head, ["a", "2", *strided]]]
+    beside, = found(paper=dict(a=(1.0, 4.0)), paper_lengths=[8, 16],
+                    runs=[{key: a[key] for key in a.keys() - {"strided"}}])
+    assert beside[0][2:6] == ["8", "paper", "16", "paper"] and beside[1][3:6:2] == ["1.00", "4.00"]
     c = a | dict(label="c", strided={"8": 2.0, "16": None}, perplexity={"8": 2.0, "16": None})
     d = a | dict(label="d", strided={"8": 4.0, "16": 2.0})
-    shown = [row[0] for row in cells_of(tables.text_table(result | dict(runs=[a, b, c, d])))[5:]]
-    assert shown == ["d", "a", "c"]  # sorted by what is gained; what is not finite comes last
-    for x2, said in ((4.3605, " (unfinished: 3% lower with x2)"), (4.3695, ""), (5, "")):
-        longer = a | dict(label="a x2", perplexity={"8": x2, "16": 1})
-        assert cells_of(tables.text_table(result | dict(runs=[a, b, longer])))[1][0] == f"a{said}"
-    monkeypatch.setattr(tables.lm, "PAPERS", {"P": dict(a=7.125), "Q": dict(b=1), "R": dict(a="x")})
-    assert cells_of(tables.papers_table(result)) == [
-        ["row", "8", "16", "16, strided", "P", "Q", "R"],
-        ["a", both[0], both[1], strided[1], "7.12", "-", "x"]]
-    losses = [[n, float(n)] for n in range(1, 41)]
-    run = dict(label="a", iter=40, loss=losses, val_loss=[[20, 9.5], [40, 8.5]])
-    assert cells_of(tables.losses_table(dict(runs=[run])))[1] == [
-        "a", "1", "8.500", "18.500", "38.500", "8.500"]
+    _, strided = found(runs=[a, b, c, d])
+    assert [row[0] for row in strided[1:]] == ["d", "a", "c"]  # by what is gained; NaN comes last
+    (_, table), = tables.papers_tables(result, {
+        "P": dict(a=7.125), "Q": dict(b=1), "R": dict(a="x")})
+    assert cells_of(table) == [["row", "8", "16", "16, strided", "P", "Q", "R"],
+                               ["a", both[0], both[1], "3.750 ± 1.414", "7.12", "-", "x"]]
+    run = dict(label="a", iter=40, loss=[[n, float(n)] for n in range(1, 41)],
+               val_loss=[[20, 9.5], [40, 8.5]])
+    (_, table), = tables.losses_tables(dict(runs=[run]))
+    assert cells_of(table)[1] == ["a", "1", "8.500", "18.500", "38.500", "8.500"]
 
 
 def test_tables_of_tasks_by_hand():
@@ -216,15 +208,15 @@ def test_tables_of_tasks_by_hand():
         dict(model="a", scores=scored(0.5, 0.25, 0.375, 0.125)),
         dict(model="a", scores=scored(0.625, 0.5, 0.75, 0.25)),
         dict(model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
-    found = cells_of(tables.task_table(result))
+    (_, table), = tables.task_tables(result)
+    found = cells_of(table)
     assert found[0] == ["model", "runs", "iid 8", "iid 1,024", "far 8", "far 1,024"]
     assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
-    by_answer = {"8": dict(iid={"1": [30, 0.1], "2": [10, 0.5]})}
-    run = dict(label="a", by_answer=by_answer)
-    found = cells_of(tables.answers_table(dict(runs=[run], columns=[("in", "iid", "error")])))
-    assert found[1] == ["a", "in", "25.00", "10.0 of 30", "50.0 of 10"]
+    run = dict(label="a", by_answer={"8": dict(iid={"1": [30, 0.1], "2": [10, 0.5]})})
+    _, table = tables.answers_table(dict(runs=[run], columns=[("in", "iid", "error")]))
+    assert cells_of(table)[1] == ["a", "in", "25.00", "10.0 of 30", "50.0 of 10"]
 
 
 def test_tables_of_searches_by_hand():
@@ -232,45 +224,17 @@ def test_tables_of_searches_by_hand():
     places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
     result = dict(answers=[0, 0, 1, 1], runs=[dict(label=label, places=at)
                                               for label, at in zip("aab", places)])
-    groups = tables.grouped(result["runs"])
-    text, = tables.paired_table(result, ["8", "16"], groups, ["8 (1x)", "16 (2x)"])
-    b = cells_of(text)[1]
+    (_, table), = tables.paired_table(result, ["8", "16"], ["8 (1x)", "16 (2x)"])
+    b = cells_of(table)[1]
     assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
-    groups["b"][0]["places"] = {"8": [1, 1, 1, 1]}  # ends there
-    assert not list(tables.paired_table(result, ["8", "16"], groups, []))
-
-    def measure(value):
-        rate = dict(value=value, low=value - 0.0625, high=value + 0.0625)
-        return {name: rate for name in ("ndcg@10", "recall@1", "recall@10")}
-    readings = "whole", "windows", "bm25", "whole_bm25", "windows_bm25"
-    search = {reading: {"8": measure(0.125 * n), "16": measure(0.125 * n + 0.0625)}
-              for n, reading in enumerate(readings, 1)}
-    at = dict(length=16, edges=[0, 8, 16], queries=[3, 4], whole=[0.5, None], first=[0.25, 0.125],
-              windows=[0.375, 0.75], bm25=[0.625, None])
-    run = dict(label="a", block_size=8, search=search, by_answer_at=at, places={})
-    text = tables.retrieval_table(dict(lengths=[8, 16], paper=dict(a=[30.5]), runs=[run]))
-    found = [cells_of(part) for part in text.split("\n\n")[1::2]]
-    assert found[0][1:] == [["a", "1", "12.50 [6.25, 18.75]", "18.75 [12.50, 25.00]"],
-                            ["BM25", "-", "37.50 [31.25, 43.75]", "43.75 [37.50, 50.00]"],
-                            ["a, in the paper (MLDR, 512 tokens)", "-", "30.50", "-"]]
-    assert [table[1][2] for table in found[1:6]] == [
-        "25.00 [18.75, 31.25]", "50.00 [43.75, 56.25]", "62.50 [56.25, 68.75]",
-        "12.50 [6.25, 18.75]", "12.50 [6.25, 18.75]"]
-    assert found[6][1:] == [["a", "1", "50.0", "-"], ["a, its best window", "1", "37.5", "75.0"],
-                            ["a, the first 8 tokens alone", "1", "25.0", "12.5"],
-                            ["BM25", "-", "62.5", "-"], ["queries", "-", "3", "4"]]
+    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
+    assert not list(tables.paired_table(result, ["8", "16"], []))
 
 
-def test_tables_of_bench_by_hand():
-    near = dict(sdpa=dict(forward_ms=10.0, forward_of_sdpa=1.0, forward_GB=0.5, both_ms=30.0,
-                          both_of_sdpa=1.0),
-                cable=dict(forward_ms=15.0, forward_of_sdpa=1.5, forward_GB=0.25, both_ms=75.0,
-                           both_of_sdpa=2.5))
-    far = dict(sdpa=dict(forward_ms=1234.0, forward_of_sdpa=1.0))
-    assert cells_of(speed.attention_table({"64": near, "1024": far})) == [
-        ["times sdpa (GB)", "forward, T = 64 (sdpa: 10 ms)",
-         "forward and backward, T = 64 (sdpa: 30 ms)", "forward, T = 1,024 (sdpa: 1,234 ms)"],
-        ["sdpa", "1.00 (0.50)", "1.00", "1.00"],
-        ["cable", "1.50 (0.25)", "2.50", "-"]]
-    models = dict(train=dict(a=dict(tok_s=1000), b=dict(tok_s=None)), decode=dict(b=dict(ms=1.5)))
-    assert cells_of(speed.models_table(models))[1:] == [["a", "1,000", "-"], ["b", "-", "1.50"]]
+def test_a_flag_that_stands_twice_counts_once():
+    words = "python train.py --norm pre --qk_norm --lengths 1 2 --no-qk_norm --norm post".split()
+    assert " ".join(runs.once(words)) == "python train.py --norm post --no-qk_norm --lengths 1 2"
+    one, two = (dict(label=label, train_command=f"python train.py --data x --model {model} {own}",
+                     command="python eval.py out/a --out b")
+                for label, model, own in (("fox", "fox", ""), ("b", "tra", "--P 4 --seed 1")))
+    assert pages.differing([one, two]) == {"b": {"--model tra": None, "--P 4": None}}

@@ -6,7 +6,7 @@ has another title). Random searches over small models (section 5.2), far smaller
 The ranges of the hyper-parameters are ours, and what a note says. The GPT's weights start as in
 every other file here.
 """
-from experiments.minimal import SCHEMES
+from experiments.variants.minimal import SCHEMES
 
 
 def set_panels(batch_size, *pairs):
@@ -49,29 +49,21 @@ def tomita_panels(batch_size, T, longest):
 
 MAX_PANEL = {"trained on 5 to 16": dict(data="max_retrieval", batch_size=128, longest=2**14,
                                         at=(1024, 1024))}
-DYCK_SIZE = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32), (2, 5, 32)),
-                 note="trained on 32 tokens")
-DYCK_PAPER = dict(trials=100, steps=100000, note="k, m and the lengths are ours",
-                  panels=dyck_panels(64, (2, 3, 64), (8, 3, 64), (2, 5, 128), (8, 5, 128)))
+DYCK = dict(trials=25, steps=1000, panels=dyck_panels(32, (2, 3, 32), (8, 3, 32), (2, 5, 32)),
+            note="trained on 32 tokens")
 
 ENTRIES = {
     "postnorm_theorem": dict(
         title="Post-Norm, Theorem 4.2: precision of minimal transformers by length, without a "
               "norm, with one on the attention output, and controls: formula, hard-coded, trained",
         metric="precision", schemes=("none", "output", "post", "pre_final"), peak=3e-2,
-        theorem=True,
-        cpu=dict(trials=8, steps=20000, panels=exact_panels(16, (64, 2))),
-        paper=dict(trials=100, steps=100000, note="n, length, steps, batch and trials are ours",
-                   panels=set_panels(128, (64, 2)))),
+        theorem=True, cpu=dict(trials=8, steps=20000, panels=exact_panels(16, (64, 2)))),
     "postnorm_fig1": dict(
         title="Post-Norm, Figure 1: set complement by minimal transformers, total variation "
               "distance, dots at length n / 2",
         metric="tvd", schemes=SCHEMES, peak=3e-2,
         cpu=dict(trials=25, steps=20000, panels=set_panels(32, (16, 1), (16, 2))
-                 | exact_panels(16, (16, 1), (16, 2), (64, 2), (64, 8))),
-        paper=dict(
-            trials=100, steps=1000000, note="n, batch, trials and the lengths above 1 are ours",
-            panels=set_panels(128, (16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 8)))),
+                 | exact_panels(16, (16, 1), (16, 2), (64, 2), (64, 8)))),
     "postnorm_ssmax": dict(
         title="Sharper attention instead of a norm? Set complement, trained on up to 8 tokens, "
               "total variation distance; no paper has this figure",
@@ -82,38 +74,23 @@ ENTRIES = {
               "label one sample of the answer's distribution, total variation distance; no figure "
               "of the paper has EMA beside it",
         metric="tvd", schemes=("pre", "pre_final", "peri"), peak=3e-2, ema=True,
-        cpu=dict(trials=25, steps=100000, minutes=11, panels=set_panels(32, (16, 4))),
-        paper=dict(trials=100, steps=1000000, note="n, length, batch and trials are ours",
-                   panels=set_panels(128, (16, 4)))),
+        cpu=dict(trials=25, steps=100000, panels=set_panels(32, (16, 4)))),
     "postnorm_fig2": dict(
         title="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
         metric="accuracy", schemes=("none", "pre", "post", "peri"),
-        cpu=dict(trials=8, steps=2000, panels=MAX_PANEL),
-        paper=dict(trials=100, steps=100000, panels=MAX_PANEL,
-                   note="width, number of classes, GELU and the lengths read are ours")),
+        cpu=dict(trials=8, steps=2000, panels=MAX_PANEL)),
     "postnorm_fig3": dict(
         title="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond "
               "the training length",
-        metric="tvd", metrics=("tvd", "auc"), schemes=SCHEMES, paper=DYCK_PAPER, cpu=DYCK_SIZE),
+        metric="tvd", metrics=("tvd", "auc"), schemes=SCHEMES, cpu=DYCK),
     "postnorm_fig4": dict(
         title="Post-Norm, Figure 4: Tomita languages, ROC AUC of the token that may be illegal, "
               "dots beyond the training length",
         metric="auc", schemes=SCHEMES,
         cpu=dict(trials=25, steps=1000, panels=tomita_panels(16, 32, 147),
-                 note="trained on 32 tokens and measured to 147"),
-        paper=dict(trials=100, steps=100000, panels=tomita_panels(64, 100, 460),
-                   note="the model, steps, trials, batch, the training length and how likely a "
-                        "string is to go on are ours")),
+                 note="trained on 32 tokens and measured to 147")),
     "postnorm_fig7": dict(
         title="Post-Norm, Figure 7: bounded Dyck languages, ROC AUC of the end, dots beyond the "
               "training length",
-        runs="postnorm_fig3", metric="auc", metrics=("tvd", "auc"), schemes=SCHEMES,
-        paper=DYCK_PAPER, cpu=DYCK_SIZE),
+        runs="postnorm_fig3", metric="auc", metrics=("tvd", "auc"), schemes=SCHEMES, cpu=DYCK),
 }
-
-NUMBERED = {
-    "Theorem 4.2": ("postnorm_theorem",), "Section 4.5": ("postnorm_bema",),
-    "Figure 1": ("postnorm_fig1",), "Figure 2": ("postnorm_fig2",),
-    "Figure 3": ("postnorm_fig3",), "Figure 4": ("postnorm_fig4",),
-    "Figures 5, 6": ("postnorm_fig1", "postnorm_fig3"),  # other n, k and m
-    "Figure 7": ("postnorm_fig7",)}

@@ -1,0 +1,117 @@
+"""
+Language models of every method
+
+One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its Figures 1 and 4,
+CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. At the paper's size each of
+these has an entry of its own.
+"""
+from experiments import Row, repaired
+
+# the learning rate of each family: of three, the one of lm_rates' lowest perplexity
+RATES = ("2e-3", "4e-3", "8e-3")
+PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="8e-3")
+FAMILIES = dict(
+    learned=("learned", "nope", "sinusoidal", "label"), rope=("rope", "diff", "peri", "path"),
+    alibi=("alibi", "t5", "kerple", "fire", "fire_torch_init", "relative"),
+    cable=("cable", "cable_nw", "k_cable", "fox"),
+    cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"), tra=("tra", "tra pre"))
+OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
+       "cope_alibi": "--slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's own, as in Table 8
+       "tra": "--norm post --qk_norm", "tra pre": "--norm pre --qk_norm",
+       "peri": "--norm peri --pe rope"}
+NAMES = {"tra pre": "tra", "peri": "perinorm"}  # of rows that are not their model's
+THREE_SEEDS = ("cable", "alibi", "rope", "fox", "cope", "tra")
+WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
+
+TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
+LONG = f"{TRAIN} --max_iters 3000 --eval_interval 600"  # 12 million bytes: see lm_context
+SHORT = f"{TRAIN} --max_iters 375 --eval_interval 75"   # an eighth
+FAR = "--lengths 256 512 1024 2048 4096 --strided"
+
+# what of the papers stands beside lm's: the n-th numbers of an entry, and what has none of its own
+PAPERS = {
+    "CABLE, Table 1 (1,024)": ("cable_table1", 1, {
+        "k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 6"}),
+    "the same, read at 15,360": ("cable_table1", 5, {}),
+    "CABLE, FineWeb-Edu medium (1,024)": ("cable_table1_fineweb", 1, {}),
+    "CoPE, Tables 5 and 8 (1,024)": ("cope_table5", 0, {
+        "cope_sep": 23.18, "cope_alibi": 25.09, "cope, trained on 128": "Figure 3",
+        "relative, trained on 128": "Figure 3"}),
+    "CoPE, Table 5, code (4,096)": ("cope_code", 0, {}),
+    "TRA, Table 2 (128)": ("tra_table2", 0, {"tra, trained on 128": "the same length"})}
+
+
+def flags(row, rate, changes=""):
+    words = f"--model {NAMES.get(row, row)} --learning_rate {rate} --min_lr {float(rate) / 10:g}"
+    return " ".join(filter(None, (words, OWN.get(row), changes)))
+
+
+def every():
+    """Every method at the rate of its family."""
+    table = {}
+    for family, names in FAMILIES.items():
+        for row in names:
+            table[row] = Row(flags(row, PICKED[family]), 3 if row in THREE_SEEDS else 1)
+    for row in ("nope", "label", "learned"):  # whose validation losses fell the most
+        longer = "--max_iters 6000 --eval_interval 1200"
+        table[f"{row} x2"] = Row(flags(row, PICKED["learned"], longer))
+    for row, family in dict(cope="cope", relative="alibi", tra="tra").items():
+        shorter = "--block_size 128 --batch_size 32"
+        table[f"{row}, trained on 128"] = Row(flags(row, PICKED[family], shorter))
+    table["sinusoidal, trained on 2,048"] = Row(
+        flags("sinusoidal", PICKED["learned"], "--block_size 2048 --batch_size 2"))
+    return table | repaired(3, "window", "yarn")
+
+
+def searched(names):
+    return {f"{row}, {rate}": Row(flags(row, rate)) for row in names for rate in RATES}
+
+
+def steps(n, words):
+    return Row(f"{words} --learning_rate 4e-3 --min_lr 4e-4 --max_iters {n} "
+               f"--eval_interval {n // 5}")
+
+
+ENTRIES = {
+    "lm": dict(
+        title="Language models of every method: perplexity far beyond the training length, strided "
+              "perplexity, loss by position",
+        cpu=dict(train=LONG, eval=FAR, rows=every())),
+    "lm_rates": dict(
+        title="The learning rates of lm: one method of each family, runs an eighth as long, "
+              "perplexity on the validation split",
+        cpu=dict(train=SHORT, eval="--split val --lengths 256", rows=searched(FAMILIES)
+                 # of the three 8e-3 was TRA's best, and the highest
+                 | {"tra, 1.6e-2": Row(flags("tra", "1.6e-2"))}
+                 # is it the norms, which no other row has?
+                 | {f"tra, norms of the others, {rate}": Row(
+                     flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
+    "lm_sotu": dict(
+        title="English: CABLE, RoPE and ALiBi on State of the Union addresses, bytes, as in lm",
+        cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,
+                 rows={"cable": Row(flags("cable", "4e-3"), 3),
+                       "rope": Row(flags("rope", "4e-3"), 3),
+                       "alibi": Row(flags("alibi", "4e-3"))} | repaired(3, "window", "yarn"))),
+    "lm_words_rates": dict(
+        title="The learning rates of lm_words, on the validation split",
+        cpu=dict(train=SHORT.replace("stdlib", "packages --tokenizer gpt2_8k"),
+                 eval="--split val --lengths 256",  # 2e-3, the lowest, was the best
+                 rows=searched(WORDS) | {"cable, 1e-3": Row(flags("cable", "1e-3"))})),
+    "lm_words": dict(
+        title="Per word: as lm, Python source in gpt2's first 8,192 tokens, 4 million of them",
+        cpu=dict(train="--data packages --tokenizer gpt2_8k --size nano --norm pre --no-qk_norm "
+                       "--max_iters 1000 --eval_interval 200", eval=FAR,
+                 rows={row: Row(flags(row, rate), 3) for row, rate in WORDS.items()}
+                 | repaired(3, "window"))),
+    "lm_context": dict(
+        title="Where is context worth something inside the training length? Strided perplexity of "
+              "the same tokens, each with at least half a window to look back on",
+        cpu=dict(train=TRAIN, eval="--split val --lengths 32 64 128 256 512 --strided", rows={
+            "rope, 3M bytes": steps(750, "--model rope"),
+            "rope, 6M bytes": steps(1500, "--model rope"),
+            "rope, 12M bytes": steps(3000, "--model rope"),
+            "rope, 12M bytes, T = 512": steps(3000, "--model rope --block_size 512 --batch_size 8"),
+            "rope, 6M bytes, 8 layers": steps(1500, "--model rope --n_layer 8"),
+            "cable, 6M bytes": steps(1500, "--model cable"),
+            "cable, 12M bytes": steps(3000, "--model cable")})),
+}

@@ -1,0 +1,90 @@
+"""
+The matrix: what can each one do?
+
+Every method on every task, on one backbone: pre-norm, on the synthetic tasks with QK-norm. Each
+task but text has a budget at which the methods that are best at it are done, or nearly.
+"""
+from experiments import Row, cells, repaired, rows
+
+LESS = dict(better="less", form=".2f", least=0.1, logarithmic=True)
+DISTANCE = dict(better="less", form=".3f", least=0.05)
+RIGHT = dict(better="more", form=".1f", least=10, percent=True)
+
+# {"what the task is called: what the number is": column}. It is read by a function of cells.py,
+# called with `asked`; a figure's colours span its worst to its best, and `least` at least
+COLUMNS = {
+    "text: perplexity": LESS | dict(task="text", read=cells.perplexity, asked=(1,)),
+    "text: at 16 x": LESS | dict(task="text", read=cells.perplexity, asked=(16,)),
+    "text: strided, 16 x / 1 x": LESS | dict(task="text", read=cells.reading, asked=(16,)),
+    "flip-flop: iid": RIGHT | dict(
+        task="flipflop", read=cells.percent, asked=(1, "iid", "exact_match")),
+    "flip-flop: sparse": RIGHT | dict(
+        task="flipflop", read=cells.percent, asked=(1, "sparse", "exact_match")),
+    "flip-flop: dense": RIGHT | dict(
+        task="flipflop", read=cells.percent, asked=(1, "dense", "exact_match")),
+    "flip-flop: worst, 16 x": RIGHT | dict(
+        task="flipflop", read=cells.worst, asked=(16, "exact_match")),
+    "copy: iid": RIGHT | dict(
+        task="selective_copy", read=cells.percent, asked=(1, "iid", "sequence_error")),
+    "copy: sparse": RIGHT | dict(
+        task="selective_copy", read=cells.percent, asked=(1, "sparse", "sequence_error")),
+    "counting: iid": RIGHT | dict(
+        task="counting", read=cells.percent, asked=(1, "iid", "answer_error")),
+    "counting: passes, more": RIGHT | dict(
+        task="counting", read=cells.percent, asked=(1, "pass100", "answer_error")),
+    "counting: passes, fewer": RIGHT | dict(
+        task="counting", read=cells.percent, asked=(1, "pass10", "answer_error")),
+    "recall: iid": RIGHT | dict(task="recall", read=cells.percent, asked=(1, "iid", "accuracy")),
+    "recall: at 16 x": RIGHT | dict(
+        task="recall", read=cells.percent, asked=(16, "iid", "accuracy")),
+    "set complement: TVD": DISTANCE | dict(
+        task="set_complement", read=cells.beyond, asked=("tvd", "full")),
+    "Dyck: TVD": DISTANCE | dict(task="dyck", read=cells.beyond, asked=("tvd", "long")),
+    "Dyck: AUC": DISTANCE | dict(
+        better="more", task="dyck", read=cells.beyond, asked=("auc", "long")),
+}
+
+ROWS = rows(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
+            "fox", "diff", "stick", "path", "path_fox", "ssmax")
+ROWS |= {"peri": Row("--model perinorm --norm peri --pe rope")} | repaired(1, "window", "yarn")
+
+
+def task(name, train, evaluate, steps):
+    """Five validations: the last fifth says whether it is done."""
+    return dict(train=f"--data {name} --max_iters {steps} --eval_interval {steps // 5} {train}",
+                eval=evaluate)
+
+
+QK, PLAIN = "--norm pre --qk_norm", "--norm pre --no-qk_norm"
+TASKS = dict(
+    text=task("stdlib", f"--size nano {PLAIN}", "--tokens 65536 --lengths 256 1024 4096 --strided",
+              750),
+    flipflop=task("flipflop", QK, "--sequences 500 --lengths 64 1024", 1000),
+    selective_copy=task("selective_copy", QK, "--sequences 1000", 2000),
+    counting=task("counting", QK, "--sequences 2000", 1000),
+    recall=task("recall", QK, "--sequences 1000 --lengths 64 1024", 500),
+    set_complement=task("set_complement", f"{QK} --n 16 --block_size 4", "--sequences 1000", 2000),
+    dyck=task("dyck", QK, "--sequences 1000", 1000))
+
+# recall in three seeds, and those that its rate of 3e-3 does not teach it in time
+RECALL = {label: row._replace(seeds=3) for label, row in ROWS.items() if label != "learned"}
+RECALL |= rows(3, "ssmax_ln")
+SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
+        for name in ("fox", "stick", "path_fox") for rate in ("1e-3", "1e-2")}
+LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
+
+ENTRIES = {
+    "matrix": dict(
+        title="What can each one do? Every method on every task",
+        columns=COLUMNS, cpu=dict(tasks=TASKS, rows=ROWS)),
+    "recall": dict(
+        title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
+              "answers (%), trained on 64 tokens",
+        columns=[("64", "iid", "accuracy")],
+        cpu=task("recall", QK, LONGER, 500) | dict(rows=RECALL | SLOW)),
+    # QK-norm bounds the logits, and so how sharp attention can be among many keys
+    "recall_no_qk_norm": dict(
+        title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
+        columns=[("64", "iid", "accuracy")], beside="lm",
+        cpu=task("recall", PLAIN, LONGER, 500) | dict(rows=RECALL)),
+}
