@@ -58,7 +58,7 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page
     assert "| rope, far | 1 | - |" in page and page.endswith("<!-- /table -->\n\nWords.\n")
     assert re.search(r"<sub>`python train.py --max_iters 2 .* --model cable --seed 1337`", page)
-    assert "above: rope: `--norm post`; rope, far: `--norm post` `--model rope` `--lengths 32`" in page
+    assert "above: rope: `--norm post`; rope, far: `--norm post` `--model rope` `--leng" in page
     assert "All runs: `python reproduce.py texts`; " in page
     assert is_png(home / "results" / "texts.cpu.png")
     # what is there is used; more seeds are made
