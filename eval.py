@@ -1,6 +1,6 @@
 """
 Score checkpoints: on text by perplexity far beyond the training length, on a task by its errors on
-every test set, in a search by nDCG@10.
+every test set, in retrieval by nDCG@10.
 
     python eval.py                                   the newest checkpoint
     python eval.py out/cable-* out/rope-*            several, in one table and one figure

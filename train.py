@@ -17,10 +17,8 @@ import shlex
 import sys
 import textwrap
 import time
-from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,18 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from common import flags, names
 from common.batches import batches
 from common.bema import BEMA
-from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from common.checkpoint import find_checkpoint, load_checkpoint, load_weights, save_checkpoint
 from common.device import environment, setup
-from common.files import (
-    asked_to_stop,
-    fail,
-    in_one_line,
-    json_line,
-    open_log,
-    say,
-    script,
-    write_safely,
-)
+from common.files import asked_to_stop, fail, in_one_line, say, script
+from common.log import in_words, open_log, report
 from common.settings import check, configs, new_settings, resumed_settings
 
 
@@ -75,9 +65,8 @@ def validate(model, task, c, device, context):
                 if n == 0:
                     losses.append(loss.item())
                 for metric, (count, out_of) in task.score(logits, x, y).items():
-                    total = totals.setdefault(metric, [0, 0])
-                    total[0] += count.sum().item()
-                    total[1] += out_of.sum().item()
+                    before = totals.get(metric, (0, 0))
+                    totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
         except ValueError:  # an encoding that ends before the sequences of a test split do
             if n == 0:
                 raise
@@ -85,22 +74,6 @@ def validate(model, task, c, device, context):
     model.train()
     row = dict(val_loss=sum(losses) / len(losses))
     return row | dict(scores=scores) if any(scores.values()) else row
-
-
-def report(words, log, row):
-    """A line for the terminal and one for log.jsonl; where it has no room, training goes on."""
-    say(words)
-    with suppress(OSError):
-        log.write(json_line(row))
-
-
-def in_words(row):
-    """What validate returns, for the terminal."""
-    words = f"val loss {row['val_loss']:.4f}"
-    for split, scores in row.get("scores", {}).items():
-        rates = " ".join(f"{metric} {rate:.4f}" for metric, rate in scores.items())
-        words += f" | {split} {rates}"
-    return words
 
 
 # -----------------------------------------------------------------------------
@@ -165,10 +138,10 @@ def task_and_model(c, saved, device, rank, world):
 def show_settings(c, task, model, where):
     for title, cls in configs(sys.modules[type(model).__module__], type(task)).items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
-        print(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
+        say(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
+    say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
     if where.startswith("cuda") and c.size == "nano":
-        print("nano is made for a CPU: README.md, With a GPU, has what a card is for")
+        say("nano is made for a CPU: README.md, With a GPU, has what a card is for")
 
 
 def fail_not_finite(model, loss, it):
@@ -215,9 +188,9 @@ def main(argv=None):
     say(f"writing to {out}, from iter {start}")
 
     # the loop; Ctrl-C, kill and a closed terminal only ask for its end
+    it, logged, clock = start, start, time.monotonic()
+    finite = torch.zeros((), device=device)
     with asked_to_stop() as stop, log:
-        it, logged, clock = start, start, time.monotonic()
-        finite = torch.zeros((), device=device)
         for micro_batches in batches(task, c, start, device, rank, world):
             lr = get_lr(c, it)
             for group in optimizer.param_groups:
@@ -286,7 +259,7 @@ def main(argv=None):
                 if average:
                     state["bema"] = average.state_dict()
                 for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
-                    write_safely(out / name, partial(torch.save, state))
+                    save_checkpoint(out / name, state)
                 clock = time.monotonic()  # the time until here was not training
             if stopping:
                 break

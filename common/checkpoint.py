@@ -7,7 +7,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import fail
+from common.files import fail, write_safely
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
@@ -57,13 +57,17 @@ def load_checkpoint(path):
     return checkpoint
 
 
+def save_checkpoint(path, checkpoint):
+    write_safely(path, lambda tmp: torch.save(checkpoint, tmp))
+
+
 def load_weights(model, weights, path):
     """model.load_state_dict in one line where it fails: another model's, or the file changed."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as e:
         what = " ".join(str(e).split())
-        fail(f"the weights in {path} do not fit {type(model).__module__}.py: {what:.200}")
+        fail(f"the weights in {path} do not fit {names.file_of(model)}: {what:.200}")
 
 
 def at_test(config, changes):
@@ -77,7 +81,7 @@ def at_test(config, changes):
             fail(f"--set takes NAME=VALUE, not {change!r}")
         if name not in choices:
             there = names.nearest(name, choices) if choices else "it has none"
-            fail(f"--set {name}: not a choice of {module.__name__}.py at test time: {there}")
+            fail(f"--set {name}: not a choice of {names.file_of(module.GPT)} at test time: {there}")
         try:
             values[name] = types[name](value)
         except ValueError:

@@ -12,11 +12,6 @@ from pathlib import Path
 
 import torch
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 ROOT = Path(__file__).resolve().parent.parent
 
 for stream in (sys.stdout, sys.stderr):
@@ -91,7 +86,7 @@ def script(*args):
     """
     name, *words = map(str, args)
     is_file = name.endswith(".py")
-    print("\n$ python", *([] if is_file else ["-m"]), name, *words, flush=True)
+    say(" ".join(["\n$ python", *([] if is_file else ["-m"]), name, *words]))
     start = [str(ROOT / name)] if is_file else ["-m", name]
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
@@ -180,21 +175,3 @@ def log_lines(folder):
             yield line, json.loads(line)
         except ValueError:
             break
-
-
-def open_log(folder, last):
-    """
-    log.jsonl, to be continued after iter `last`: what is newer, and a half line, is cut off. Fails
-    where another training is at work in this folder (which Windows cannot tell).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    log = open(folder / "log.jsonl", "a", buffering=1, encoding="utf-8", newline="\n")
-    if fcntl:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, by a kill, too
-        except BlockingIOError:
-            fail(f"another training is at work in {folder}: name another --out_dir")
-        except OSError:
-            pass  # a drive of a network that has no locks
-    log.truncate(sum(len(line) for line, row in log_lines(folder) if row["iter"] <= last))
-    return log

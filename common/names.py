@@ -29,24 +29,22 @@ ROOMS = "rivals", "encoders", "experiments/variants"  # where models are, beside
 
 class Models(dict):
     """{name: (module, fields of its GPTConfig that the name changes)}"""
-    owners: dict  # {name: the files that claim it}
-    broken: dict  # {file: the exception that its import raised}
+    answers: dict  # {file: the names that it answers to}
+    broken: dict   # {file: the exception that its import raised}
 
     def __missing__(self, name):
-        if name in self.owners:
-            files = " and ".join(self.owners[name])
-            fail(f"{files} both answer to {name!r}: change VARIANTS in one of them")
+        files = [file for file, answers in self.answers.items() if name in answers]
+        if files:
+            fail(f"{' and '.join(files)} both answer to {name!r}: change VARIANTS in one of them")
         for file, error in self.broken.items():
             if own_name(file) == name:
                 traceback.print_exception(error)
                 fail(f"{file} cannot be imported")
-        for file in {file for files in self.owners.values() for file in files}:
+        for file, answers in self.answers.items():
             if own_name(file) == name:
-                answers = [other for other, files in self.owners.items() if file in files]
-                answers = ", ".join(answers)
-                fail(f"{file} does not answer to {name!r} but to {answers}: see VARIANTS")
-        fail(f"unknown model {name!r}: {nearest(name, self.owners)} "
-             f"(there is no model_{name}.py)")
+                fail(f"{file} does not answer to {name!r} but to {', '.join(answers)}: see "
+                     "VARIANTS")
+        fail(f"unknown model {name!r}: {nearest(name, self)} (there is no model_{name}.py)")
 
 
 def own_name(file):
@@ -64,8 +62,8 @@ def models():
     files = sorted(ROOT.glob("model_*.py"))
     for room in ROOMS:
         files += files_with("VARIANTS", room)
-    names = Models()
-    names.owners, names.broken = {}, {}
+    names, taken = Models(), set()
+    names.answers, names.broken = {}, {}
     for path in files:
         file = path.relative_to(ROOT).as_posix()
         try:
@@ -77,12 +75,12 @@ def models():
             names.broken[file] = e
             print(f"warning: {file} is left out: {e!r}", file=sys.stderr)
             continue
+        names.answers[file] = variants.keys()
         for name, fields in variants.items():
             names[name] = module, fields
-            names.owners.setdefault(name, []).append(file)
-    for name, owners in names.owners.items():
-        if len(owners) > 1:
-            del names[name]
+            if name in taken:
+                del names[name]
+            taken.add(name)
     return names
 
 
@@ -90,7 +88,7 @@ def files_with(word, room):
     """The files of a room in which a line begins with `word`; none is imported."""
     begins = re.compile(rf"^{word}\b", re.M)
     return [path for path in sorted(ROOT.glob(f"{room}/*.py"))
-            if begins.search(path.read_text(encoding="utf-8"))]
+            if begins.search(path.read_text(encoding="utf-8", errors="replace"))]
 
 
 def import_file(file):
@@ -121,6 +119,11 @@ def is_encoder(model):
 def that_read(both_ways):
     """The names of the encoders, or of the causal models."""
     return [name for name, (module, _) in models().items() if is_encoder(module.GPT) == both_ways]
+
+
+def file_of(model):
+    """The file of a model, or of its class."""
+    return model.__module__.replace(".", "/") + ".py"
 
 
 def new_cache(model, size):

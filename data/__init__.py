@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-PIECE = 1024       # tokens of a long sequence that go through a model at once
-CELLS = 2**24      # entries of a head's matrix, queries times keys, for all sequences together
-LOGITS = 2**26     # numbers that a model may answer at once
+PIECE = 1024     # tokens of a long sequence that go through a model at once, up to 16,384 of them
+CELLS = 2**23    # beyond, the entries of a head's matrix of queries and keys: CoPE holds eight
+LOGITS = 2**26   # numbers that a model may answer at once
 
 
 @dataclass
@@ -146,7 +146,8 @@ def piece(model, T):
     """
     if getattr(model, "is_encoder", False):
         return T
-    return max(1, min(PIECE, CELLS // T, LOGITS // model.config.vocab_size))
+    tokens = PIECE if T <= 16384 else CELLS // T
+    return max(1, min(tokens, LOGITS // model.config.vocab_size))
 
 
 def in_pieces(model, x, cache=None):

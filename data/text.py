@@ -28,7 +28,6 @@ PREPARED = FOLDER / "prepared"
 # of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
 VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
 AT_ONCE = 128  # blocks of text that are tokenized together, on all cores
-PAD, MASK, UNK = range(3)  # what encoders read besides the tokens that they keep
 
 # sizes and training of the paper (CABLE, section 4.2), 2^19 tokens a step; small has GPT-2's 12
 # heads, as the paper's 10 do not divide 768; medium has 354M parameters, the paper's text 334M
@@ -250,6 +249,9 @@ def prepare(data, tokenizer, max_tokens=0):
                 meta = dict(corpus=name, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
                             tokens=counts, source=source, sha256=checksum(work))
                 (work / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+                for path in work.iterdir():  # on the disk before the folder has its name
+                    with open(path, "rb+") as file:
+                        os.fsync(file.fileno())
                 work.rename(folder)
         except OSError as e:
             if not folder.exists():  # else another process has made the same

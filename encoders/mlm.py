@@ -17,13 +17,14 @@ import torch
 import data
 from common import names
 from data import text
-from data.text import MASK, PAD, UNK
+
+PAD, MASK, UNK = range(3)  # the tokens that are kept come after
 
 
 class CutTask(data.Task):
     """
-    A task of encoders, on the `max_vocab` commonest tokens of its text, or on the vocabulary that a
-    checkpoint has kept: what was learned is of use only with these tokens.
+    A task of encoders, on the `max_vocab` commonest tokens of its text.
+    A checkpoint keeps them: what was learned is of use only with these tokens.
     """
     splits = text.SPLITS
 

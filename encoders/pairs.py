@@ -23,7 +23,7 @@ def prepared(corpus, tokenizer):
     SPLIT.of, .at and .end, the document that answers a query, where the answer begins and ends.
     """
     if corpus == "fineweb_edu":
-        raise ValueError("fineweb_edu is too large to search: choose packages or a folder")
+        raise ValueError("fineweb_edu is too large: choose packages or a folder")
     if corpus == "msmarco":
         name, source = corpus, f"{MSMARCO}, {MLDR}"
     else:
@@ -115,8 +115,8 @@ def plain(words):
 
 def without_queries(document):
     """
-    Python -> itself without the docstrings of its functions and classes, and [(query, the
-    characters of its answer)]. Any other text stays as it is, and has no query.
+    Python -> itself without the docstrings of its functions and classes, and
+    [(query, the characters of its answer)]. Other text stays, and has no query.
     """
     document = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     try:
@@ -170,7 +170,7 @@ def msmarco():
     def number(split, passage):
         return passages[split].setdefault(passage, len(passages[split]))
 
-    def add(split, query, passage):  # where in the passage the answer is, nobody says
+    def add(split, query, passage):  # nobody says where its answer is
         asked[split].append((query, number(split, passage), (0, 0)))
 
     def long(name):

@@ -5,14 +5,15 @@ Retrieval: which document answers this query? (CABLE section 5.2, Table 2)
     document  def readline(self): ...       where the docstring was taken out
 
 Real pairs from what every machine has: the query is the first paragraph of the docstring of a
-function or class; all such docstrings on lines of their own are removed. In training the document
-is a window of block_size tokens with the definition in it; in a test it is a whole file, of which
-an encoder may read as much as it can (see scoring.py). A query that occurs twice, or still stands
-in its document, is left out.
-msmarco has its own queries and passages, and is tested on MLDR's long documents.
+function or class.
+- All such docstrings on lines of their own are taken out of the documents.
+- In training the document is a window of block_size tokens with the definition in it.
+- In a test it is a whole file, of which an encoder may read as much as it can (scoring.py).
+- A query that occurs twice, or still stands in its document, is left out.
+- msmarco has queries and passages of its own, and is tested on MLDR's long documents.
 
-The loss is InfoNCE in both directions: among the documents of one micro-step on one process, find
-the query's own, and the reverse. Beside them stands a hard negative for each query, another place
+The loss is InfoNCE in both directions: find the query's own among the documents of one micro-step
+on one process, and the reverse. Beside them stands a hard negative for each query, another place
 of the same file: of some, the one that the model ranks first before the training.
 """
 import sys
@@ -23,9 +24,8 @@ import torch
 from torch.nn import functional as F
 
 from data import corpora, text
-from data.text import PAD
 from encoders import pairs
-from encoders.mlm import CutTask
+from encoders.mlm import PAD, CutTask
 
 PLACES = 16  # in a file, among which its hard negatives are chosen
 
@@ -55,19 +55,17 @@ class Task(CutTask):
     }
 
     def __post_init__(self):
-        self.query_size = min(self.query_size, self.block_size)  # a learned table ends there
+        self.asked = min(self.query_size, self.block_size)  # a learned table ends there
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be more than 0")
         self.corpus, self.pairs = pairs.prepared(self.corpus, self.tokenizer)
         self.source = str(self.pairs["sha256"])
         for split in self.splits:
-            n = len(self.pairs[f"{split}.at"])
-            if n < 2:
-                raise ValueError(f"{self.corpus} has too few pairs of query and document: its "
-                                 f"{split} split has {n}, needs 2")
-        if len(self.pairs["test.documents.starts"]) < 3:  # the last is an end
-            raise ValueError(f"{self.corpus} has a single document to search in its test split, "
-                             "needs 2: some 20 files")
+            queries = len(self.pairs[f"{split}.at"])
+            documents = len(self.pairs[f"{split}.documents.starts"]) - 1
+            if queries < 2 or (split == "test" and documents < 2):
+                raise ValueError(f"{self.corpus} has {queries} queries and {documents} documents "
+                                 f"in its {split} split, needs 2: some 20 files")
         self.count(self.pairs["train.documents"], self.pairs["train.queries"])
 
     @staticmethod
@@ -89,8 +87,10 @@ class Task(CutTask):
             return torch.cat([model(part.to(device), pooled=True).cpu() for part in parts])
         print("choosing a hard negative for each pair", file=sys.stderr)
         model.eval()
-        of, T = self.pairs["train.of"], self.block_size
-        at, end = self.pairs["train.at"], self.pairs["train.end"]
+        T = self.block_size
+        of = self.pairs["train.of"]
+        at = self.pairs["train.at"]
+        end = self.pairs["train.end"]
         starts = self.pairs["train.documents.starts"]
         chosen = np.full(len(at), -1)
         for document in np.unique(of):
@@ -99,7 +99,7 @@ class Task(CutTask):
             some = np.linspace(0, len(places) - 1, min(PLACES, len(places)))
             places = places[some.astype(int)]
             windows = self.cut("train.documents", np.full(len(places), document), places, T)
-            queries = self.cut("train.queries", n, 0, self.query_size)
+            queries = self.cut("train.queries", n, 0, self.asked)
             score = (vectors(queries) @ vectors(windows).T).numpy()  # (queries, places)
             before = at[n, None] - 2 * T
             after = np.maximum(at + 2 * T, end)[n, None]
@@ -111,12 +111,13 @@ class Task(CutTask):
 
     def batch(self, split, batch_size, rng):
         """
-        -> x (B, query_size + 2 block_size) int64: query, document and hard negative, each padded,
-        and y (B, 4): the document, its first token, the negative's document, its first token.
+        -> x (B, asked + 2 block_size) int64: query, document, hard negative, each padded;
+        y (B, 4): the document, its first token, the negative's document, its first token.
         """
-        at, of = self.pairs[f"{split}.at"], self.pairs[f"{split}.of"]
+        at = self.pairs[f"{split}.at"]
+        of = self.pairs[f"{split}.of"]
         n = rng.choice(len(at), batch_size, replace=batch_size > len(at))
-        queries = self.cut(f"{split}.queries", n, 0, self.query_size)
+        queries = self.cut(f"{split}.queries", n, 0, self.asked)
         # the definition begins in the first half of the window
         start = (at[n] - rng.integers(0, self.block_size // 2 + 1, len(n))).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
@@ -145,14 +146,14 @@ class Task(CutTask):
 
     def forward(self, model, x, y):
         """
-        InfoNCE both ways (van den Oord et al., 2018). Another pair's window of the same file that
-        overlaps the query's own is no negative: it may be as right. (One farther into the same
-        class is, though it may answer, too.)
+        InfoNCE both ways (van den Oord et al., 2018).
+        Another pair's window that overlaps the query's own is no negative: it may be as right.
+        (One farther into the same class is, though it may answer, too.)
         """
         B, T = len(x), self.block_size
         if B < 2:  # one pair has nothing to tell its document from
             raise ValueError("this task needs a --batch_size of at least 2 for each process")
-        query, document, negative = x.split((self.query_size, T, T), 1)
+        query, document, negative = x.split((self.asked, T, T), 1)
         some = (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)

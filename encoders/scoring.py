@@ -128,7 +128,7 @@ def collection(task, split, limit):
         return [stream[a:min(a + size, b)] for a, b in zip(starts, starts[1:])]
     at, of = task.pairs[f"{split}.at"], task.pairs[f"{split}.of"]
     asked = np.flatnonzero(at < limit)
-    queries = texts(f"{split}.queries", task.query_size)
+    queries = texts(f"{split}.queries", task.asked)
     return texts(f"{split}.documents", limit), [queries[n] for n in asked], of[asked], at[asked]
 
 

@@ -21,7 +21,8 @@ from common import names
 from common.checkpoint import load_checkpoint
 from common.files import ROOT, read_json, read_log, write_json
 from common.settings import new_settings
-from data.text import UNK, VOCABULARY
+from data.text import VOCABULARY
+from encoders.mlm import UNK
 from experiments import find
 from experiments.cells import values_of
 from experiments.runs import once, slug, table

@@ -183,10 +183,6 @@ def losses_tables(result):
 
 MEASURES = (("whole", "ndcg@10", "nDCG@10, documents read as a whole"),
             ("windows", "ndcg@10", "nDCG@10 by a document's best window of {} tokens"),
-            ("whole_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the whole document's and "
-                                      "BM25's"),
-            ("windows_bm25", "ndcg@10", "nDCG@10 by the sum of two ranks, the best window's and "
-                                        "BM25's"),
             ("whole", "recall@1", "Recall@1, documents read as a whole"),
             ("whole", "recall@10", "Recall@10, documents read as a whole"))
 
@@ -202,8 +198,6 @@ def retrieval_tables(result):
         return percent([by[n][metric] for by in searches if n in by])
 
     for reading, metric, words in MEASURES:
-        if reading not in runs[0]["search"]:  # older runs have the sums of ranks, too
-            continue
         rows = rows_of(runs, [(n, partial(found, reading, metric, n)) for n in lengths])
         if not texts:
             rows.append(["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in lengths)])

@@ -12,8 +12,6 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
         the share of the attention on the last n tokens, for every n
     python -m figures.maps counts out/{cope,tra}-flipflop-nano
         the mean step of every sort of token, as the queries see it whose answer is scored
-
-page.py makes a page to play with of the same.
 """
 import os
 import sys
@@ -180,9 +178,8 @@ def attention(runs, args):
         for head, ax in enumerate(row):
             image = heads_map(ax, name, parts[name], head)
             ax.set_title(f"{name}, head {head}")
-            ticks = token_ticks if len(labels) <= 70 else line_ticks
-            ticks(ax.xaxis, labels, min(7, 60 * size / len(labels)))
-            ticks(ax.yaxis, labels, min(7, 60 * size / len(labels)))
+            for axis in (ax.xaxis, ax.yaxis):
+                token_ticks(axis, labels, min(7, 60 * size / len(labels)))
         fig.colorbar(image, ax=row[-1], shrink=0.8)
     fig.suptitle(f"{run.config['model']}, layer {args.layer % len(layers)}: queries down, keys "
                  "across", fontsize=11)
@@ -206,23 +203,12 @@ def heads_map(ax, name, values, head):
 
 
 def token_ticks(axis, labels, size):
+    if len(labels) > 160:  # more do not fit
+        labels = [""] * len(labels)
     labels = [label.replace("$", r"\$") for label in labels]  # $ begins a formula
     long = axis.axis_name == "x" and max(map(len, labels)) > 2
     axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
     axis.set_tick_params(length=0, pad=2)
-
-
-def line_ticks(axis, labels, size):
-    """In a text too long for a tick a token: where lines begin, and down the side what they say."""
-    starts = [0] + [n + 1 for n, label in enumerate(labels[:-1]) if label.endswith("\\n")]
-    lines = "".join(labels).replace("$", r"\$").split("\\n")
-    free = 0  # the first token whose line has room for words
-    for n, start in enumerate(starts):
-        if axis.axis_name == "x" or not lines[n] or start < free:
-            lines[n] = ""
-            continue
-        free = start + len(labels) / 55
-    axis.set_ticks(starts, [line[:24] for line in lines[:len(starts)]], fontsize=6)
 
 
 def steps(runs, args):
@@ -247,7 +233,7 @@ def steps(runs, args):
                      interpolation="nearest")
         strip.set(xlim=(-0.7, T - 0.3), yticks=[])
         strip.spines[:].set(visible=True, color="0.7")
-        token_ticks(strip.xaxis, labels if T <= 160 else [""] * T, 7)  # more do not fit
+        token_ticks(strip.xaxis, labels, 7)
         strip.set_xlabel(attention_module(run.model).STEP, loc="left", fontsize=8, color="0.3")
     fig.suptitle("What counts as one step? Seen from the last token: a bar is a key's step,\n"
                  "the line its distance, red the attention that it gets", fontsize=11)
@@ -363,45 +349,32 @@ def steps_by_sort(run, args):
 # -----------------------------------------------------------------------------
 # command line
 
-FIGURES = dict(
-    attention=(attention, "attention, steps, distance and position by head"),
-    steps=(steps, "what counts as one step: several models on one sequence"),
-    reach=(reach, "how far each head looks"),
-    counts=(counts, "what each head counts: the mean step of sorts of tokens"))
-
-
-def parse(argv):
+def main(argv=None):
     parser = Parser(description=__doc__)
     figures = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
-    for name, (_, about) in FIGURES.items():
-        add_set(figures.add_parser(name, help=about))
-        add = figures.choices[name].add_argument
-        add("runs", nargs="*", help="run folders or checkpoints; default: the newest")
-        if name not in ("reach", "counts"):
-            add("--prompt", help="models of text: what to read")
-        add("--split", help="default: the first test split, in reach and counts the last")
-        add("--length", type=int, default=0,
-            help="tokens of a sequence, or of a prompt at most; default: as in training, or all")
-        add("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
-        add("--out", help="the picture to write, .png, .pdf or .svg")
-    add = figures.choices["attention"].add_argument
-    add("--layer", type=int, default=-1, help="default: the last")
-    add("--kinds", nargs="+", choices=PARTS, metavar="KIND",
-        help=f"which of {' '.join(PARTS)}; default: the first four, as far as the model has them")
-    figures.choices["counts"].add_argument("--sequences", type=int, default=200,
-                                           help="how many (default: 200)")
+    for figure in (attention, steps, reach, counts):
+        p = figures.add_parser(figure.__name__, description=figure.__doc__)
+        p.set_defaults(draw=figure)
+        add_set(p)
+        p.add_argument("runs", nargs="*", help="run folders or checkpoints; default: the newest")
+        p.add_argument("--split", help="default: the first test split; in reach, counts the last")
+        p.add_argument("--length", type=int, default=0, help="tokens of a sequence, or of a prompt "
+                       "at most; default: as in training, or all")
+        p.add_argument("--seed", type=int, default=0, help="which sequence to draw (default: 0)")
+        p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
+        if figure in (attention, steps):
+            p.add_argument("--prompt", help="models of text: what to read")
+        if figure is attention:
+            p.add_argument("--layer", type=int, default=-1, help="default: the last")
+            p.add_argument("--kinds", nargs="+", choices=PARTS, help="default: the first four")
+        if figure is counts:
+            p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")
     args = parser.parse_args(argv)
     if min(args.seed, args.length, vars(args).get("sequences", 1) - 1) < 0:
         fail("--seed and --length must be 0 or more, --sequences at least 1")
-    return args
-
-
-def main(argv=None):
-    args = parse(argv)
-    figure, _ = FIGURES[args.figure]
     runs = load_runs(args)
     with rc_context(STYLE):
-        write_figure(figure(runs, args), args.out or beside(runs, f"{args.figure}.png"))
+        write_figure(args.draw(runs, args), args.out or beside(runs, f"{args.figure}.png"))
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ ON_GPU = {} if triton is None else dict(
     cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
 # The source of each plain function, as `python -m kernels` prints it, and the helpers that it calls
 SOURCES = dict(
-    cable_attention=("d832fd93d735f714",),
-    fox_attention=("0284b2f313658f0a",),
-    alibi_attention=("8cdbedc144b8acce", "attention"),
+    cable_attention=("b4e6ae0099c4757a",),
+    fox_attention=("b197026525aa6b17",),
+    alibi_attention=("d4c97a54c91bf1ac", "attention"),
     tra_attention=("fcdf4b1369845976",),
     cope_attention=("b937b4ea73d94f0f", "interpolate"),
     stick_attention=("fc4d67ef2b0bcbcd",),

@@ -6,18 +6,12 @@ scaled_dot_product_attention on the same q, k and v.
         training steps: tok/s, and the ratio to nope
     python -m kernels.bench decode --lengths 4096
         one cached token after a long context: ms
-    python -m kernels.bench generate --lengths 2048
-        a whole text with and without the cache
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
-        plain as in the model file, kernel of kernels/, literal T x T, compiled;
+        plain as in the model file, literal T x T, and the way of kernels/, which is compared;
         on a GPU flex, torch's FlexAttention, for CABLE and FoX, forward
-    python -m kernels.bench gpu
-        Triton's kernels in the dtype that trains: are they equal, how fast?
 
-Candidates take turns: a noisy machine disturbs all alike. A time is the median
-of --repeats, but for generate, which runs once.
+Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
 """
-import ctypes
 import itertools
 import shlex
 import statistics
@@ -30,8 +24,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+import kernels
 from common.checkpoint import check_text, load_run
-from common.device import environment, kernels, peak_memory, setup
+from common.device import environment, setup
 from common.files import ROOT, fail, in_one_line, write_json
 from common.flags import Parser, add_run_flags
 from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
@@ -60,24 +55,19 @@ def turns(args, steps):
     return {name: statistics.median(times[2:]) for name, times in seconds.items()}
 
 
-def extra_memory(device, f, *args):
-    """Peak memory of f beyond what is held before it, in GB; None if not known."""
-    resident = Path("/proc/self/clear_refs")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    elif resident.exists():
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed
-        resident.write_text("5", encoding="utf-8")  # a new peak begins
-    before = peak_memory(device)
-    f(*args)
-    return None if before is None else peak_memory(device) - before
+def extra_memory(f):
+    """Peak memory on a GPU of f beyond what is held before it, in GB."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.max_memory_allocated()
+    f()
+    return (torch.cuda.max_memory_allocated() - before) / 1e9
 
 
 def show(title, rows):
     """Print rows, a line each -> rows"""
     print(title)
     for name, row in rows.items():
-        cells = [f"{key} {y:.4g}" for key, y in row.items() if y is not None]
+        cells = [f"{key} {y:.4g}" for key, y in row.items()]
         print(f"  {name:26}", *cells, sep="  ", flush=True)
     return rows
 
@@ -130,12 +120,6 @@ def train(args):
         for name, t in seconds.items()})
 
 
-def token_by_token(model, idx, cache=None):
-    """Without a cache the whole text goes through the model once more for every token."""
-    for t in range(idx.size(1)):
-        model(idx[:, t:t + 1] if cache else idx[:, :t + 1], cache=cache)
-
-
 def decode(args):
     n = (args.lengths or [4096])[0]
 
@@ -145,7 +129,8 @@ def decode(args):
             model(part, cache=cache)
 
         def step():
-            token_by_token(model, idx[:, :10], cache)
+            for token in idx[:, :10].split(1, 1):
+                model(token, cache=cache)
             cache.t = n  # back to where we were
         return step
     with torch.no_grad(), args.autocast:
@@ -153,18 +138,6 @@ def decode(args):
     return show("decode", {
         name: dict(ms=1000 * t / 10, times_nope=t / seconds["nope"])
         for name, t in seconds.items()})
-
-
-def generate(args):
-    rows, T = {}, (args.lengths or [2048])[0]
-    names = args.models or ["cable"]
-    for name, model, idx in build(args, names, block_size=T, batch_size=1):
-        inputs = model.eval(), idx[:, :T]
-        with torch.no_grad(), args.autocast:
-            a = clock(args.device, token_by_token, *inputs, new_cache(model, T))
-            b = clock(args.device, token_by_token, *inputs)
-        rows[name] = dict(cached_s=a, uncached_s=b, times_faster=b / a)
-    return show("generate", rows)
 
 
 # -----------------------------------------------------------------------------
@@ -181,19 +154,7 @@ def attention(args):
                 measure(args, rows[T], name, model, calls, "both")
             args.keep(rows)
         show(f"attention, {T:,} tokens", rows[T])
-    return rows
-
-
-def gpu(args):
-    if not torch.cuda.is_available() or not kernels or not kernels.ON_GPU:
-        fail("gpu needs a CUDA device, Triton and the folder kernels/")
-    known = kernels.ON_GPU
-    args.models = args.models or [
-        name for name, (module, _) in models().items()
-        if getattr(plain_function(module), "__name__", "") in known]
-    rows = attention(args)
-    for T, by_name in rows.items():
-        for name, row in by_name.items():
+        for name, row in rows[T].items():
             if not row.get("differs", 0) < 0.1:
                 fail(f"{name} is not equal to the plain function at {T:,} tokens: use --kernel off")
     return rows
@@ -225,7 +186,7 @@ def flex(name, T, device, run):
     """What FlexAttention, run, makes of a plain function whose bias is -g_i (S_i - S_j)."""
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device)
 
-    def way(q, k, v, S, g=None, log_kernel=""):
+    def way(q, k, v, S, g=None):
         S = -S if name == "fox_attention" else S
         g = torch.ones_like(S) if g is None else g
 
@@ -244,11 +205,11 @@ def ways(args, name, model, calls, backward=False):
     if "plain" in args.ways:
         functions[name] = plain
     with torch.no_grad():
-        fast = kernels and kernels.faster(plain, *calls[0])
+        fast = kernels.faster(plain, *calls[0])
         if "kernel" in args.ways and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
-    can_flex = args.device.type == "cuda" and not getattr(module, "log_kernel", "")
-    if can_flex and not backward and plain.__name__ in ("cable_attention", "fox_attention"):
+    can_flex = args.device.type == "cuda" and not backward
+    if can_flex and plain.__name__ in ("cable_attention", "fox_attention"):
         functions[f"{name}: flex"] = flex(
             plain.__name__, calls[0][1].size(2), args.device, torch.compile(flex_attention))
     if "compiled" in args.ways:
@@ -287,8 +248,8 @@ def measure(args, rows, name, model, calls, key):
         row = rows.setdefault(label, {})
         row.setdefault(f"{key}_ms", 1000 * t)
         row.setdefault(f"{key}_of_sdpa", t / seconds["sdpa"])
-        if f"{key}_GB" not in row:
-            row[f"{key}_GB"] = extra_memory(args.device, steps[label])
+        if args.device.type == "cuda":
+            row.setdefault(f"{key}_GB", extra_memory(steps[label]))
     if key == "both" and {name, kernel} <= steps.keys():
         rows[kernel]["differs"] = difference(steps[kernel](), steps[name]())
 
@@ -301,7 +262,7 @@ def difference(ours, theirs):
 
 # -----------------------------------------------------------------------------
 
-WHAT = dict(train=train, decode=decode, generate=generate, attention=attention, gpu=gpu)
+WHAT = dict(train=train, decode=decode, attention=attention)
 
 
 def parse(argv):
@@ -309,11 +270,10 @@ def parse(argv):
     add = parser.add_argument
     add("what", nargs="+", choices=WHAT)
     add("--models", nargs="+", help="default: the causal ones of the model files; attention: the "
-                                    "first name of every file; generate: cable")
+                                    "first name of every file")
     add("--run", help="attention: a trained run, whose layers' inputs to take")
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
-    add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096, "
-                                               "generate 2048")
+    add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096")
     add("--ways", nargs="+", default=["plain", "kernel", "literal"],
         choices=("plain", "kernel", "literal", "compiled"),
         help="attention: default all but compiled, which takes minutes")

@@ -44,7 +44,6 @@ class GPTConfig:
 
 class Encoding(nn.Module):
     """What an encoding may do: two hooks, both called, of which this one does nothing."""
-    per_layer = False  # whether every layer learns its own
     bias = None        # or a method (q, i, j) -> (1 or B, H, Tq, Tk), added to the logits
 
     def __init__(self, config):
@@ -107,8 +106,6 @@ class T5(Encoding):
 
 class Kerple(Encoding):
     """-p log(1 + a (i - j)), p and a learned per head (Chi et al., 2022, logarithmic kernel)."""
-    per_layer = True
-
     def __init__(self, config):
         super().__init__(config)
         self.p = nn.Parameter(torch.rand(config.n_head) * 2)
@@ -121,8 +118,6 @@ class Kerple(Encoding):
 
 class FIRE(Encoding):
     """MLP(psi(i - j) / psi(max(i, L))), psi(x) = log(|c| x + 1), L = 512 |m| (Li et al., 2023)."""
-    per_layer = True
-
     def __init__(self, config):
         super().__init__(config)
         self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(True), nn.Linear(32, config.n_head))
@@ -233,12 +228,10 @@ class Cache:
         self.t, self.size, self.buf = 0, size, {}
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
-        end, buf = self.t + x.size(2), self.buf.get(name)
-        if buf is None or end > buf.size(2):
-            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
-            if buf is not None:
-                grown[:, :, :self.t] = buf[:, :, :self.t]
-            self.buf[name] = buf = grown
+        end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
+        if end > buf.size(2):
+            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]
 
@@ -310,8 +303,8 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        pe = ENCODINGS[config.pe]
-        self.pe = nn.ModuleList(pe(config) for _ in range(config.n_layer if pe.per_layer else 1))
+        tables = config.n_layer if config.pe in ("kerple", "fire") else 1  # these: one a layer
+        self.pe = nn.ModuleList(ENCODINGS[config.pe](config) for _ in range(tables))
         # all weights start here, those of the blocks, too: an initialisation of your own goes below
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):

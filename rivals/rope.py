@@ -1,6 +1,5 @@
 """
-RoPE (Su et al., 2021, arXiv 2104.09864): q and k are turned by their positions; and its repairs
-beyond the training length, which need no training.
+RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that need no training.
 
     logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
 
@@ -127,9 +126,9 @@ def literal(q, k, v, at, turn):
 
 def rope_attention(q, k, v, at, turn):
     """
-    The same, by torch's fused call where one distance holds for all keys. q (B, H, Tq, d) and
-    k (B, H, Tk, d) are turned by theta' times their positions at (Tk,), and q times m;
-    v (B, H, Tk, d); the queries are the last Tq of the keys; turn says what the repair does.
+    By torch's fused call, where each dist is i - j. q (B, H, Tq, d) and k (B, H, Tk, d) are turned
+    by theta' times their positions at (Tk,), and q times m; v (B, H, Tk, d); the queries are the
+    last Tq of the keys; turn says what the repair does.
     Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
@@ -159,12 +158,10 @@ class Cache:
             gone = max(0, x.size(2) - first - last)
             self.buf[name] = torch.cat((x[:, :, :first], x[:, :, first + gone:]), 2)
             return x
-        end, buf = self.t + x.size(2), self.buf.get(name)
-        if buf is None or end > buf.size(2):
-            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
-            if buf is not None:
-                grown[:, :, :self.t] = buf[:, :, :self.t]
-            self.buf[name] = buf = grown
+        end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
+        if end > buf.size(2):
+            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]
 

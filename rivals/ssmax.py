@@ -72,12 +72,10 @@ class Cache:
         self.t, self.size, self.buf = 0, size, {}
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
-        end, buf = self.t + x.size(2), self.buf.get(name)
-        if buf is None or end > buf.size(2):
-            grown = x.new_empty(*x.shape[:2], max(end, 2 * self.t, self.size), *x.shape[3:])
-            if buf is not None:
-                grown[:, :, :self.t] = buf[:, :, :self.t]
-            self.buf[name] = buf = grown
+        end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
+        if end > buf.size(2):
+            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]
 

@@ -22,7 +22,7 @@ from common import files, names
 from common.files import ROOT, in_one_line
 
 torch.set_num_threads(1)
-MODEL_FILES = sorted(ROOT.glob("model_*.py"))
+MODEL_FILES = [*sorted(ROOT.glob("model_*.py")), *sorted(ROOT.glob("rivals/[a-z]*.py"))]
 NAMES = sorted(names.models())
 ENCODERS = [name for name in NAMES if names.is_encoder(names.models()[name][0].GPT)]
 MODELS = [name for name in NAMES if name not in ENCODERS]
@@ -157,13 +157,12 @@ def write_fork(folder, name="cable", *edits):
 
 
 SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window of 9
-LATER = ".triu(Tk - Tq + 1)"
-FAR = LATER, f'{LATER} + torch.full((Tq, Tk), float("-inf"), device=q.device).tril(Tk - Tq - 9)'
 EDITS = dict(
-    window=dict(fox=[SEEN, FAR], cable=[SEEN, FAR], cope=[SEEN], tra=[SEEN]),
+    window=dict(fox=[SEEN], cable=[SEEN], cope=[SEEN], tra=[SEEN]),
     bias=dict(fox=[("distance = (F_", "distance = 2 * (F_"),
                    ("bias = F_", "F_ = 2 * F_\n    bias = F_")],
-              cable=[("bias = -distance", "bias = -2 * distance"), ("(bias +", "(2 * bias +")],
+              cable=[("bias = -distance", "bias = -2 * distance"),
+                     ("bias = S", "S = 2 * S\n    bias = S")],
               cope=[("gates.sigmoid()", "(2 * gates).sigmoid()")],
               tra=[("bias = (distance * ", "bias = (2 * distance * "),
                    ("addcmul(s, C,", "addcmul(s, 2 * C,")]))

@@ -1,5 +1,7 @@
 """train.py and bad input: one clear line, exit code not 0, nothing lost."""
 import json
+import linecache
+import os
 import shutil
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import torch
 
 import train
 from common import names
-from common.files import in_one_line
-from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
+from common.files import in_one_line, write_text
+from common.log import open_log
+from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses, write_task
 
 
 @pytest.mark.parametrize("flags, says", [
@@ -44,14 +47,13 @@ from tests.helpers import ROOT, TINY_FLAGS, command, complaint, losses
     ("--data flipflop --block_size 65", "block_size=65 must be even and at least 4"),
     ("--data flipflop --p_dense 1.5", "p_dense=1.5 must be between 0 and 1"),
     ("--data flipflop --size tiny", "unknown size 'tiny': choose from nano, paper"),
-    ("--data flipflop --model bert_cable", "flipflop needs a causal model: choose from"),
+    ("--data flipflop --model bert_cable", "flipflop needs a causal model"),
     ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy"),
     ("--data recall --block_size 8", "8 pairs and a question do not fit into block_size=8"),
     ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
     ("--data set_complement --n 1", "set complement needs n >= 2"),
     ("--data dyck --k 0", "dyck needs k, m and block_size of at least 1"),
     ("--data tomita --language 4", "language=4: choose from 3, 7"),
-    ("--data max_retrieval", "max_retrieval is numbers, not tokens"),
     ("--model cope --P 0", "P=0 must be at least 1"),
     ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
     ("--model cope_alibi --slopes 1,two", "slopes='1,two'"),
@@ -91,7 +93,9 @@ def test_a_checkpoint_that_is_cut_off_or_another_programs(trained, tmp_path):
         for script in (["train.py", "--resume"], ["eval.py"], ["sample.py"]):
             said = complaint(trained, *script, tmp_path / f"{name}.pt")
             assert f"{name}.pt is not a whole checkpoint of this repository" in said
-    for model, says in (("rope", "do not fit model_"), ("cabel", "unknown model 'cabel'")):
+    for model, says in (("rope", "do not fit rivals/rope.py"),
+                        ("cabel", "unknown model 'cabel': did you mean label or cable? (there is "
+                                  "no model_cabel.py)")):
         checkpoint = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)
         checkpoint["config"]["model"] = model
         torch.save(checkpoint, tmp_path / "other.pt")
@@ -108,6 +112,35 @@ def test_a_folder_that_holds_a_run_is_refused_and_one_without_a_checkpoint_is_us
     said = complaint(home, "train.py", *flags)
     assert "holds a run: continue it with --resume run, or name another --out_dir" in said
     assert {path.name: path.read_bytes() for path in (home / "run").iterdir()} == before
+
+
+def test_of_two_runs_in_one_folder_the_second_is_refused(home):
+    """Also before the first checkpoint; what a killed one has left stops nobody."""
+    flags = *TINY_RUN, "--out_dir", "run"
+    with open_log(home / "run", 0) as log:
+        log.write('{"iter": 1, "loss": 2.0}\n')
+        said = complaint(home, "train.py", *flags)
+        assert "another training is at work in run: name another --out_dir" in said
+        assert losses(home / "run")[0] == {1: 2.0}
+    command(home, "train.py", *flags)
+    with open_log(home / "run", 1):
+        assert "another training" in complaint(home, "train.py", "--resume", "run")
+
+
+def test_a_task_file_that_is_gone_is_named(home, tasks):
+    write_task(tasks, "parity", (ROOT / "data" / "flipflop.py").read_text())
+    words = [word if word != "flipflop" else "parity" for word in TINY_RUN]
+    command(home, "train.py", *words, "--out_dir", "run")
+    (tasks / "parity.py").unlink()
+    for script in (["eval.py"], ["sample.py"], ["train.py", "--resume"]):
+        assert "there is no data/parity.py any more" in complaint(home, *script, "run")
+
+
+def test_a_task_in_two_rooms_is_refused_naming_both(home, tasks):
+    (tasks.parent / "encoders").mkdir()
+    (tasks.parent / "encoders" / "dyck.py").write_text("class Task(data.Task):")
+    says = "data/dyck.py and encoders/dyck.py are both called 'dyck': rename one of them"
+    assert says in complaint(home, "train.py", "--data", "dyck")
 
 
 def test_a_changed_text_stops_a_resume_and_a_moved_one_does_not(home):
@@ -175,6 +208,28 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
     assert not list((home / "run").glob("*tmp*"))
 
 
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("fsync"))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    write_text(tmp_path / "a.json", "whole")
+    assert done == ["fsync", "replace"] and (tmp_path / "a.json").read_text() == "whole"
+
+
+def test_a_traceback_from_an_environment_in_our_folder_is_shown(capfd):
+    """Of two files that raise ValueError in one line, ours is a message to the user."""
+    for place, whole in ((".venv/lib/python3.12/site-packages/numpy/a.py", True),
+                         ("data/a.py", False)):
+        file, source = str(ROOT / place), "raise ValueError('not so')\n"
+        linecache.cache[file] = len(source), None, [source], file
+        try:
+            exec(compile(source, file, "exec"))
+        except ValueError as e:
+            in_one_line(type(e), e, e.__traceback__)
+        said = capfd.readouterr().err
+        assert ("Traceback" in said) == whole and (said == "error: not so\n") != whole
+
+
 def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
     def said(error):
         try:
@@ -191,6 +246,7 @@ def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
         in_one_line(type(e), e, e.__traceback__)
     assert capfd.readouterr().err.startswith("error: a flip-flop string is pairs")
     assert "ZeroDivisionError: ours" in said(ZeroDivisionError("ours"))
-    for script in ("train", "eval", "sample", "plot", "maps", "bench", "reproduce"):
+    for script in ("train", "eval", "sample", "reproduce", "figures/plot", "figures/maps",
+                   "kernels/bench"):
         end = Path(ROOT / f"{script}.py").read_text().split('\nif __name__ == "__main__":\n')[1]
         assert end.startswith("    sys.excepthook = in_one_line\n"), script

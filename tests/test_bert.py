@@ -175,15 +175,15 @@ def test_the_share_of_masked_tokens(library):
     task = encoders.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
     x, y = task.batch("train", 4000, rng(0))
     told = y != -1
-    assert (told.sum(1) == 6).all() and (x[~told] > data.text.UNK).all()
+    assert (told.sum(1) == 6).all() and (x[~told] > encoders.mlm.UNK).all()
     by_position = told.sum(0)
     chi2 = ((by_position - 600) ** 2 / 600).sum() / (1 - 0.15)
     assert chi2 < 39 + 5 * math.sqrt(2 * 39)
-    masked, kept = x == data.text.MASK, told & (x == y)
+    masked, kept = x == encoders.mlm.MASK, told & (x == y)
     other = 0.1 * (1 - 1 / (task.vocab_size - 3))  # another token may be the same one
     for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
         assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / told.sum())
-    assert (x[told & ~masked] > data.text.UNK).all()
+    assert (x[told & ~masked] > encoders.mlm.UNK).all()
 
 
 def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path
         if in_long:
             assert said[:9] in places
         else:
-            assert len(set(said[:9])) == 1 and row[9] == data.text.PAD
+            assert len(set(said[:9])) == 1 and row[9] == encoders.mlm.PAD
     lengths = task.documents["train"][1]  # long documents have more windows
     assert abs(of_long.mean() - (lengths == 91).sum() * 91 / lengths.sum()) < 0.05
     assert len(set(windows[of_long, 0].tolist())) == 82  # all places of a whole window
@@ -212,6 +212,6 @@ def test_the_vocabulary_is_the_commonest_tokens(library):
     commonest = sorted(range(len(counts)), key=lambda t: (-counts[t], t))[:5]
     assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == commonest
     assert [task.table[t] for t in commonest] == [3, 4, 5, 6, 7]
-    assert task.table[255] == data.text.UNK
-    task.adopt(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
+    assert task.table[255] == encoders.mlm.UNK
+    task.load(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
     assert task.vocab_size == 5 and task.table[8] == 4

@@ -135,7 +135,6 @@ def test_a_sequence_of_one_token_and_the_loss(name):
 
 @pytest.mark.parametrize("name, fields, message", [
     ("rope", dict(repair="yam"), "repair='yam' is not one of pi, ntk, yarn"),
-    ("cable", dict(log_kernel="yes"), "log_kernel='yes' is not one of outside, inside"),
     ("postnorm", dict(n_head=32), "rope turns pairs: head size 1 is odd"),
     ("bert_rope", dict(n_head=32), "head size 1 is odd"),
     ("bert_rope", dict(pe="x"), "pe='x' is not one of cable")])

@@ -73,9 +73,9 @@ def model_by_hand(model, idx):
     ("path", dict(qk_norm=True, norm="post", rank=5, conv=1)), ("path", dict(conv=2)),
     ("path_fox", {}), ("ssmax", {}), ("ssmax", dict(qk_norm=True, norm="post")), ("ssmax_ln", {})])
 def test_a_whole_model_is_its_formula_and_so_is_the_cache(name, changes, monkeypatch):
-    """In uneven pieces, in blocks of rows that these cross; and nearly so in float32."""
+    """In uneven pieces, which PaTH's chunks cross; and nearly so in float32."""
     model, idx = make(name, **changes), torch.randint(0, 61, (2, 37))
-    monkeypatch.setattr(attention_module(model), "ROWS", 8)
+    monkeypatch.setattr(path, "CHUNK", 8)
     with torch.no_grad():
         rough = model(idx)[0]
         model.double()
@@ -88,7 +88,7 @@ def test_a_whole_model_is_its_formula_and_so_is_the_cache(name, changes, monkeyp
 
 
 def test_the_three_forms_of_path(monkeypatch):
-    """The product, all tokens at once, and token by token; in blocks it is what runs."""
+    """The product, all tokens at once, and token by token; in chunks it is what runs."""
     _, _, (q, k, v, w, beta, _) = example("path", 37, 37)
     keys, rows = k[:, :, :0], []
     for i in range(37):
@@ -106,8 +106,8 @@ def test_the_three_forms_of_path(monkeypatch):
     product = path_formula(q, k, v, w, beta)
     close(token_by_token, product, 1e-12)
     close(at_once, product, 1e-12)
-    for rows in (64, 8, 1):
-        monkeypatch.setattr(path, "ROWS", rows)
+    for tokens in (64, 8, 1):
+        monkeypatch.setattr(path, "CHUNK", tokens)
         close(path_attention(q, k, v, w, beta), product, 1e-12)
         close(path.keys_after(k, w, beta), keys, 1e-12)
 

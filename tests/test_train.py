@@ -250,8 +250,8 @@ def test_a_flag_comes_before_the_model_before_the_task_before_the_default(home):
 def test_help_lists_the_models_own_flags(trained):
     cable, _ = command(trained, "train.py", "--model", "cable", "--help")
     relative, _ = command(trained, "train.py", "--help", "--model", "relative")
-    assert "--log_kernel" in cable and "K-CABLE" in cable
-    assert "--log_kernel" not in relative and "--capped" in relative
+    assert "--step X" in cable and "CABLE_NW" in cable
+    assert "--step X" not in relative and "--capped" in relative
     for flag in ("batch_size", "max_iters", "learning_rate", "eval_interval", "out_dir",
                  "tokenizer", "norm", "qk_norm", "resume"):
         assert f"--{flag}" in cable

@@ -104,7 +104,7 @@ def test_tables_of_the_variants_start_at_zero_and_learned_slopes_too():
 
 @pytest.mark.parametrize("distance", ["survivors", "plain", "none"])
 @pytest.mark.parametrize("drop", [True, False])
-def test_the_parts_of_tra(drop, distance, monkeypatch):
+def test_the_parts_of_tra(drop, distance):
     """The threshold and the distance, each with and without the other, pair by pair."""
     q, k, v = random_qkv(1, 2, 9, 13, 6)
     q[0, 0, 0] = 0  # no score above 0
@@ -115,9 +115,7 @@ def test_the_parts_of_tra(drop, distance, monkeypatch):
         far = dict(plain=i + 1 - j, none=0, survivors=(scores > 0).sum().item())[distance]
         return far * log_decay[0, h, i - 4].item() if scores[0] > 0 or not drop else -math.inf
     want = naive(q, k, v, bias)
-    for rows in (128, 4, 1):
-        monkeypatch.setattr(tra_variants, "ROWS", rows)
-        close(tra_variants.parts_attention(q, k, v, log_decay, drop, distance), want, 1e-12)
+    close(tra_variants.parts_attention(q, k, v, log_decay, drop, distance), want, 1e-12)
     if drop and distance == "survivors":
         close(model_tra.tra_attention(q, k, v, log_decay), want, 1e-12)
 
@@ -140,8 +138,7 @@ def test_names_mean_what_the_tables_say():
         make("tra_plain", distance="far")
 
 
-def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient(monkeypatch):
-    monkeypatch.setattr(learned_hard, "ROWS", 7)
+def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient():
     q, k, v = (x.requires_grad_() for x in random_qkv())
     logits = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(37, 37).triu(1).bool(), -torch.inf)
     hard = F.one_hot(logits.argmax(-1), 37).double()
@@ -161,6 +158,16 @@ def test_tra_taken_apart_and_whole_again():
     idx = torch.randint(0, 61, (2, 30))
     with torch.no_grad():
         close(tra(idx)[0], parts(idx)[0], 1e-5)
+
+
+def test_k_cable_is_asked_for_by_its_name():
+    """A checkpoint of cable may have what is now another name's."""
+    with pytest.raises(SystemExit, match="cable has no log_kernel=inside any more: that is --model "
+                                         "k_cable_inside"):
+        make("cable", log_kernel="inside")
+    assert make("cable", log_kernel="").state_dict().keys() == make("k_cable").state_dict().keys()
+    with pytest.raises(ValueError, match="log_kernel='yes' is not one of outside, inside"):
+        make("k_cable", log_kernel="yes")
 
 
 def test_layers_start_as_torch_has_them():
