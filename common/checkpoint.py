@@ -74,9 +74,9 @@ def at_test(config, changes):
     types, choices = get_type_hints(module.GPTConfig), getattr(module, "AT_TEST", ())
     values = {}
     for change in changes:
-        name, _, value = change.partition("=")
+        name, equals, value = change.partition("=")
         try:
-            if name in choices:
+            if equals and name in choices:
                 values[name] = types[name](value)
         except ValueError:
             pass

@@ -125,5 +125,5 @@ def test_set_changes_a_run_at_test_time(home):
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
     takes = "rivals/rope.py takes NAME=VALUE at test time, NAME one of: repair"
     for change, says in (("repiar=pi", takes), ("n_head=1", takes),
-                         ("repair=yam", "is not one of pi"), ("repair", "is not one of pi")):
+                         ("repair=yam", "is not one of pi"), ("repair", takes)):
         assert says in complaint(home, "eval.py", "run", "--set", change)
