@@ -24,8 +24,6 @@ from common.names import find_task, new_cache
 from data.corpora import read as read_file
 from data.text import encode
 
-AHEAD = 2**14  # tokens that a cache has room for at once; it grows
-
 
 @torch.no_grad()
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vocab_size=None):
@@ -33,7 +31,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vo
     idx (B, T) prompt -> yields max_new_tokens times the next token ids (B, 1). temperature 0 is
     greedy; top_k 0 and top_p 1 are no limit; vocab_size leaves out padding tokens.
     """
-    cache = new_cache(model, min(idx.size(1) + max_new_tokens, AHEAD))
+    cache = new_cache(model, idx.size(1) + max_new_tokens)
     for _ in range(max_new_tokens):
         logits = read(model, idx, cache)[:, -1, :vocab_size].float()
         if temperature == 0:

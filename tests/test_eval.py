@@ -37,13 +37,17 @@ def test_another_evaluation_does_not_replace_the_first(trained, home):
         for m in by_metric.values():
             assert 0 <= m["low"] <= m["value"] <= m["high"] <= 1
     command(home, *few, "--lengths", 16, 32, "--split", "iid")
-    command(home, *few, "--seed", 1)
+    command(home, "eval.py", "run/best.pt", "--sequences", 5)
+    for _ in range(2):  # the same command writes the same file
+        command(home, *few, "--dtype", "bfloat16")
     files = sorted(path.name for path in (home / "run").glob("eval*.json"))
-    assert files == ["eval.16.32.split-iid.sequences-5.json", "eval.json",
-                     "eval.sequences-5.seed-1.json"]
+    assert files == ["eval-2.json", "eval-3.json", "eval-4.json", "eval.json"]
     assert written(home / "run" / "eval.json") == first
-    command(home, "eval.py", "run", trained / "tra", "--sequences", 5)  # several: in out/
-    assert len(written(home / "out" / "eval.json")["runs"]) == 2
+    assert list(written(home / "run" / "eval-2.json")["runs"][0]["scores"]) == ["16", "32"]
+    for other in ("tra", "rope"):  # several: in out/
+        command(home, "eval.py", "run", trained / other, "--sequences", 5)
+    pairs = [written(home / "out" / f"{name}.json")["runs"] for name in ("eval", "eval-2")]
+    assert [[row["model"] for row in rows] for rows in pairs] == [["rope", "tra"], ["rope"] * 2]
 
 
 def test_scores_of_several_runs_are_those_of_each_alone(home):
@@ -125,7 +129,7 @@ def test_a_small_text_of_ones_own_is_scored_as_far_as_it_goes_and_when_it_is_gon
     assert "nor is it a file or folder" in complaint(home, "eval.py", "small")
     (home / "other.txt").write_text("omega and more of it. " * 400)
     command(home, "eval.py", "small", "--data", "other.txt", "--lengths", 16, "--tokens", 0)
-    result, = (written(path) for path in (home / "small").glob("eval.16.data-other*.json"))
+    result, = (written(path) for path in (home / "small").glob("eval-2.json"))
     assert result["data"]["corpus"] == "other.txt"
     assert result["tokens"] == result["data"]["tokens"]["test"] - 1
     out, _ = command(home, "figures.maps", "attention", "small", "--prompt", "abc")

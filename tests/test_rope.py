@@ -120,7 +120,7 @@ def test_set_changes_a_run_at_test_time(home):
             "--eval_iters", 1, "--out_dir", "run")
     before = (home / "run" / "ckpt.pt").read_bytes()
     said, _ = command(home, "eval.py", "run", "--set", "repair=window", "--lengths", 16, 64)
-    assert "run (repair=window)" in said and (home / "run" / "eval.repair-window.json").exists()
+    assert "run (repair=window)" in said and (home / "run" / "eval.json").exists()
     assert log_of(home / "run") and (home / "run" / "ckpt.pt").read_bytes() == before
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
     takes = "rivals/rope.py takes NAME=VALUE at test time, NAME one of: repair"

@@ -215,7 +215,7 @@ def test_bema_is_its_formulas(home):
         close(p, ema + (3 + 2) ** -0.4 * (theta2 - start), 1e-7)
         assert torch.equal(start, second["bema"]["start"][n])
     command(home, "eval.py", "run", "--bema", "--sequences", 20)
-    assert json.loads((home / "run" / "eval.bema.json").read_text())["bema"] is True
+    assert json.loads((home / "run" / "eval-2.json").read_text())["bema"] is True
 
 
 @pytest.mark.parametrize("decay, middle, late", [
