@@ -18,7 +18,10 @@ def drawn(monkeypatch):
 
 def lines_of(ax):
     """{label: its points}"""
-    return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata())) for line in ax.lines}
+    points = {}
+    for line in ax.lines:
+        points[line.get_label()] = list(zip(line.get_xdata(), line.get_ydata()))
+    return points
 
 
 def text_row(label, perplexity, seed=1, **changes):
