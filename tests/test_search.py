@@ -114,19 +114,6 @@ def test_measure_by_length():
     assert np.isnan(scores["auc"][0, 0]) and (scores["auc"][0, 1:] == 1).all()
 
 
-def test_measure_on_sets():
-    task = search.make_task(dict(data="max_retrieval"))
-
-    def classes(_, x):  # right, and always the first class, and diverged
-        best = x[torch.arange(len(x)), x[..., 0].argmax(1), 1:]
-        first = torch.eye(10)[0].expand_as(best)
-        return torch.stack((best, first, torch.full_like(best, torch.nan)))
-    lengths, scores = search.measure_sets(task, classes, [0, 0, 0], 2000, rng(), [16, 32])
-    assert lengths == [[16, 16], [32, 32]] and (scores["accuracy"][0] == 1).all()
-    assert np.abs(scores["accuracy"][1] - 0.1).max() < 0.04
-    assert np.isnan(scores["accuracy"][2]).all()
-
-
 def small(name, panels):
     """One of the papers' random searches, of two steps."""
     entry = postnorm.ENTRIES[name]
