@@ -14,21 +14,6 @@ def drawn(monkeypatch):
     return helpers.drawn(monkeypatch)
 
 
-def test_survivors_and_readers_are_points(drawn):
-    def text(label, far):
-        return dict(label=label, perplexity={"8": 4.0, "16": 5.0, "32": far})
-
-    def recall(label, *rates):
-        return [score_row(label, 0.9, rate) for rate in rates]
-    runs = [*recall("cable", 0.5, 0.7), *recall("rope, yarn", 1.0), *recall("fox", 0.1)]
-    beside = dict(lengths=[8, 16, 32], runs=[text("cable", 4.0), text("cable", 8.0),
-                                             text("rope, yarn", 6.0)])
-    figures.survive(dict(columns=[("64", "iid", "exact_match")], runs=runs, beside=beside), "x.png")
-    ax = drawn[0].axes[0]
-    points = {text.get_text(): text.xy for text in ax.texts}
-    assert points == {"cable": pytest.approx((1.5, 60)), "rope, yarn": pytest.approx((1.5, 100))}
-
-
 def test_the_heat_map_has_the_cells_of_the_table(drawn):
     more = dict(task="a", better="more", form=".1f", least=10)
     columns = {"a: less": more | dict(better="less", form=".2f", logarithmic=True, least=0.1),
