@@ -1,11 +1,8 @@
 """experiments/figures.py, and every figure of results/."""
 import pytest
 
-import experiments
-from experiments import figures, runs
-from figures import plot
+from experiments import figures
 from tests import helpers
-from tests.helpers import labels_of
 from tests.test_plot import score_row
 
 
@@ -52,31 +49,3 @@ def test_a_table_of_many_rows_becomes_a_grid(drawn):
     want |= {(0.5, 3.5): "8", (1.5, 3.5): "11", (0.5, 10.5): "50", (1.5, 10.5): "-"}
     assert texts == want
     assert [t.get_text() for t in ax.get_yticklabels()] == labels
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(experiments.entries()))
-def test_every_table_is_drawn_with_a_whole_legend(name, drawn):
-    """Every row has its line or its tick."""
-    result = {}
-    if "cpu" in experiments.entries()[name]:
-        result = runs.table(name, "cpu")
-    if not (result.get("runs") or result.get("panels")):
-        pytest.skip("nothing there")
-    if not figures.draw(result, "x.png"):
-        row = result["runs"][0]
-        key = next(key for key in ("search", "scores", "perplexity") if key in row)
-        figure = dict(search="ndcg", scores="scores", perplexity="lengths")[key]
-        figure = "curves" if "losses" in result else figure
-        plot.main([figure, str(runs.folder_of(name, "cpu"))])
-    for fig in drawn:
-        fig.draw_without_rendering()
-    words = []
-    for fig in drawn:
-        words += labels_of(fig)
-        for ax in fig.axes:
-            words += [tick.get_text() for tick in ax.get_yticklabels()]
-    labels = list(result.get("rows", ()))
-    for panel in result.get("panels", ()):
-        labels += panel["schemes"]
-    assert all(label in " ".join(words) for label in labels)
