@@ -57,10 +57,12 @@ def test_which_definitions_are_asked_for(library, monkeypatch):
     def file(*names):
         return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
                            for n in names).encode()
-    texts = [("train", file("one", "same", "apart")), ("train", file("same", "two")),
-             ("test", file(*(f"number{n}" for n in range(10)))), ("val", file("apart", "four"))]
+    still = file("three") + b"\n\n# it is THREE  that does this."
+    texts = [("train", "", file("one", "same", "apart")), ("train", "", file("same", "two")),
+             ("test", "", file(*(f"number{n}" for n in range(10)))),
+             ("val", "", file("apart", "four")), ("val", "", still)]
     with monkeypatch.context() as patch:
-        patch.setattr(corpora, "open_corpus", lambda corpus: texts)
+        patch.setattr(corpora, "documents", lambda corpus: texts)
         splits = pairs.from_documents("any")
     assert [(query, n) for query, n, _ in splits["train"][1]] == [
         ("It is one that does this.", 0), ("It is two that does this.", 1)]

