@@ -85,8 +85,10 @@ def read(X, first, n, stride, D: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     r = tl.arange(0, R)[:, None]
     c = tl.arange(0, C)[None, :]
     at = X + tl.cast(first, tl.int64) * stride + r * stride + c
-    if CHECK or D < C:
-        return tl.load(at, mask=(first + r < n) & (c < D), other=0.0)
+    if D < C:
+        return tl.load(at, mask=(r < n - first) & (c < D), other=0.0)
+    if CHECK:  # a mask that is always true costs registers: c < D has no place here
+        return tl.load(at, mask=r < n - first, other=0.0)
     return tl.load(at)
 
 
@@ -184,10 +186,22 @@ def edges(q, k, v, S=None):
     return kmax, smax, triton.next_power_of_2(tiles)
 
 
+def forward_outputs(q, BM):
+    """Empty out, lse (B, H, Tq), and the first key that each block of BM queries reads."""
+    B, H, Tq, _ = q.shape
+    lse = q.new_empty((B, H, Tq), dtype=torch.float32)
+    return new(q), lse, q.new_empty((B, H, -(-Tq // BM)), dtype=torch.int32)
+
+
 def new(x):
     """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
     B, H, T, d = x.shape
     return x.new_empty(B, T, H, d).transpose(1, 2)
+
+
+def gradients(q, k, v, *rest):
+    """Empty tensors for the gradients of all of these."""
+    return [new(q), new(k), new(v), *map(torch.empty_like, rest)]
 
 
 def outputs(q):

@@ -36,6 +36,8 @@ from .common import (
     dot,
     edges,
     fit,
+    forward_outputs,
+    gradients,
     head_of,
     last_block,
     launch,
@@ -221,21 +223,13 @@ def separable_columns(Q, K, V, S, G, Start, Lse, dOut, Delta, dK, dV, dS, scale,
 # -----------------------------------------------------------------------------
 # as an operator that autograd and torch.compile know
 
-def tiles(d, dtype):
+def tiles(q):
     """(BM queries, BN keys, warps, stages) of forward and rows, and of columns; BM is the same."""
-    if dtype == torch.float32:
+    if q.dtype == torch.float32:
         return (32, 32, 8, 2), (32, 32, 8, 2)
-    if d > 64:
+    if q.size(3) > 64:
         return (64, 32, 4, 3), (64, 32, 4, 2)
     return (64, 64, 4, 3), (64, 64, 4, 2)
-
-
-def forward_outputs(q):
-    """Empty out, lse (B, H, Tq), and the first key that each block of queries reads."""
-    B, H, Tq, d = q.shape
-    blocks = -(-Tq // tiles(d, q.dtype)[0][0])
-    lse = q.new_empty((B, H, Tq), dtype=torch.float32)
-    return new(q), lse, q.new_empty((B, H, blocks), dtype=torch.int32)
 
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
@@ -243,9 +237,10 @@ def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor
               ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """S (B, H, Tk) and g (B, H, Tq) float32 and contiguous -> out, lse, start."""
     check_memory(S, g)
-    out, lse, start = forward_outputs(q)
+    tile, _ = tiles(q)
+    out, lse, start = forward_outputs(q, tile[0])
     kmax, smax, n = edges(q, k, v, S) if k.size(2) > LONG else (S, S, 0)
-    launch(separable_forward, tiles(q.size(3), q.dtype)[0], start.size(2), q, k, v,
+    launch(separable_forward, tile, start.size(2), q, k, v,
            S, g, kmax, smax, start, out, lse, TILES=n)
     return out, lse, start
 
@@ -260,7 +255,7 @@ def separable_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))
     dq, dk, dv, dS, dg = grads = gradients(q, k, v, S, g)
     delta = torch.empty_like(g)
-    rows, columns = tiles(q.size(3), q.dtype)
+    rows, columns = tiles(q)
     launch(separable_rows, rows, start.size(2), q, k, v,
            S, g, start, out, lse, dout, dq, dg, dS, delta)
     launch(separable_columns, columns, triton.cdiv(k.size(2), columns[1]), q, k, v,
@@ -269,12 +264,7 @@ def separable_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     return grads
 
 
-def gradients(q, k, v, S, g):
-    """Empty dq, dk, dv, dS, dg."""
-    return [new(q), new(k), new(v), torch.empty_like(S), torch.empty_like(g)]
-
-
-separable.register_fake(lambda q, k, v, S, g: forward_outputs(q))
+separable.register_fake(lambda q, k, v, S, g: forward_outputs(q, tiles(q)[0][0]))
 separable_backward.register_fake(lambda dout, q, k, v, S, g, *_: gradients(q, k, v, S, g))
 separable.register_autograd(
     lambda ctx, dout, dlse, dstart: tuple(separable_backward(dout, *ctx.saved_tensors)),
@@ -285,7 +275,7 @@ def cable_attention(q, k, v, S, g=None):
     """cable_attention of model_cable.py; None for what it cannot do."""
     if not fit(q, k, v):
         return None
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()
     g = g.float().expand(q.shape[:3]).contiguous()
