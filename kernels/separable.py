@@ -41,7 +41,6 @@ from .common import (
     head_of,
     last_block,
     launch,
-    new,
     out_of,
     place,
     place_keys,
@@ -116,7 +115,7 @@ def separable_forward(Q, K, V, S, G, Kmax, Smax, Start, Out, Lse, scale, H, Tq, 
                 most_k = tl.max(tl.load(Kmax + at, mask=before, other=0.0))
                 length = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
                 margin = (17 + tl.log(tl.cast(Tk, tl.float32))) / scale
-                least = ref + (m - margin - length * most_k) / u
+                least = ref + (m - margin - length * most_k) / tl.maximum(u, 1e-30)
                 least = tl.where(u > 0, least, float("-inf"))  # what grows with distance is kept
                 least = tl.min(tl.where(r < Tq, least, float("inf")))
                 reaches = before & (tl.load(Smax + at, mask=before, other=0.0) >= least)

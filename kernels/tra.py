@@ -44,7 +44,6 @@ from .common import (
     head_of,
     last_block,
     launch,
-    new,
     out_of,
     place,
     place_keys,
