@@ -52,9 +52,6 @@ def parse(argv):
     return args
 
 
-# -----------------------------------------------------------------------------
-# what there is
-
 def listing():
     """Each paper's entries, what they are, and how long they take."""
     for module in experiments.files():
@@ -101,9 +98,6 @@ def planned(args):
         todo.sort(key=lambda job: jobs.measured(name, scale, job.task))
     return todo
 
-
-# -----------------------------------------------------------------------------
-# one entry
 
 def dry_run(args, todo):
     """Every command; every model, without memory. What cannot be built is named at the end."""

@@ -44,6 +44,7 @@ from tests.helpers import (
     losses,
     make,
     mlp_by_hand,
+    module_of,
     random_qkv,
     turned,
     write_notes,
@@ -135,7 +136,7 @@ def check_steps(case, seen, parts, args):
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda p: p.stem)
 def test_a_model_file_says_what_it_is(path):
-    module = sys.modules[path.stem]
+    module = module_of(path)
     equations = module.EQUATION  # a line, or one for each variant
     if isinstance(equations, str):
         equations = dict(all=equations)

@@ -114,10 +114,3 @@ def find(name, scale):
     if scale not in entry:
         fail(f"{name} has no --scale {scale}")
     return entry, entry[scale]
-
-
-def by_task(scale):
-    """A scale of several tasks as one of each: {task: scale}."""
-    if "tasks" not in scale:
-        return {"": scale}
-    return {name: part | dict(rows=scale["rows"]) for name, part in scale["tasks"].items()}

@@ -23,7 +23,7 @@ from common.files import ROOT, read_json, read_log, write_json
 from common.settings import new_settings
 from data.text import VOCABULARY
 from encoders.mlm import UNK
-from experiments import by_task, find
+from experiments import find
 from experiments.cells import values_of
 from experiments.runs import once, slug, table
 
@@ -99,12 +99,12 @@ def start_of(part, flags, seed, first=""):
 def planned(name, entry, scale, args, folder):
     """-> [Job] of all runs of an entry, the file there or not; the files are in `folder`."""
     jobs = []
-    for task, part in by_task(scale).items():
+    for task, part in scale.get("tasks", {"": scale}).items():
         trained = Path("out") / f"{entry.get('group', name)}.{args.scale}" / task
         if args.add:
             trained = folder.relative_to(ROOT) / task
-        for label, row in part["rows"].items():
-            flags = part["rows"][row.of or label].train
+        for label, row in scale["rows"].items():
+            flags = scale["rows"][row.of or label].train
             flags += " --compile on" if args.compile else ""
             for seed in range(1337, 1337 + (args.seeds or row.seeds)):
                 run = f"{slug(flags.replace('--model ', ''))}-{seed}"

@@ -116,8 +116,10 @@ def footer(result, said=()):
     said = [*said, *amounts(result, runs)]
     said.append(machines([run["environment"] for run in runs if "environment" in run]
                          or [result["environment"]]))
-    if "train_command" in first:
-        said += [f"{label}: `{' '.join(flags)}`" for label, flags in differing(runs).items()]
+    rows = differing(runs) if "train_command" in first else {}
+    if rows:
+        said.append("and beside the command above: " + "; ".join(
+            f"{label}: {words}" for label, words in rows.items()))
     summary = "How it was run, and on what"
     return (f"<sub>`{shlex.join(once(shlex.split(command)))}`</sub>\n\n"
             f"<details><summary>{summary}</summary>\n\n{'; '.join(said)}\n\n</details>")
@@ -148,23 +150,27 @@ def machines(environments):
 
 
 def differing(runs):
-    """{row: the flags of its commands that not all rows have}, but for seeds and folders."""
-    own = {}
-    for task in dict.fromkeys(run.get("task") for run in runs):
-        same = [run for run in runs if run.get("task") == task]
-        told = [flags_of(run["train_command"]) + flags_of(run["command"]) for run in same]
-        shared = set(told[0]).intersection(*told)
-        for run, flags in zip(same, told):
-            mine = [flag for flag in flags if flag not in shared
-                    and not re.fullmatch(rf"--model (bert_)?{re.escape(run['label'])}", flag)]
-            own[run["label"]] = own.get(run["label"], {}) | dict.fromkeys(mine)
-    return {label: flags for label, flags in own.items() if flags}
+    """{row: in which flags its commands are not the first run's, in words}"""
+    first, own = {}, {}
+    for run in runs:
+        flags = flags_of(run["train_command"]) | flags_of(run["command"])
+        before = first.setdefault(run.get("task"), flags)  # of a matrix, each task's
+        if flags["model"] == f"--model {run['label']}":
+            flags.pop("model")
+        mine = [f"`{flag}`" for name, flag in flags.items() if before.get(name) != flag]
+        lacks = [f"no `--{name}`" for name in before if name not in flags and name != "model"]
+        own[run["label"]] = own.get(run["label"], {}) | dict.fromkeys(mine + lacks)
+    return {label: " ".join(words) for label, words in own.items() if words}
 
 
 def flags_of(command):
-    """["--flag value", ...], each once."""
-    flags = re.split(r" (?=--)", shlex.join(once(shlex.split(command))))[1:]
-    return [flag for flag in flags if not re.match("--(seed|out|out_dir|init_from) ", flag)]
+    """{name: "--name value"}, but for seeds and folders."""
+    flags = {}
+    for flag in re.split(r" (?=--)", shlex.join(once(shlex.split(command))))[1:]:
+        name = flag.split()[0].removeprefix("--").removeprefix("no-")
+        if name not in ("seed", "out", "out_dir", "init_from"):
+            flags[name] = flag
+    return flags
 
 
 if __name__ == "__main__":

@@ -88,8 +88,9 @@ def text_tables(result):
             columns.append(("paper", partial(published, numbers, at.index(n))))
     if len(lengths) > 1:
         columns.append((f"{last:,} / {T:,}", partial(ratio, "perplexity", last, T)))
-    if any(len(theirs) > 5 for theirs in numbers.values()):  # CABLE's Table 1
-        columns.append(("paper: 15,360 / 1,024", partial(published_ratio, numbers)))
+    ratios = {label: [ys[5] / ys[1]] for label, ys in numbers.items() if len(ys) > 5}
+    if ratios:  # CABLE's Table 1
+        columns.append(("paper: 15,360 / 1,024", partial(published, ratios, 0, form=".3f")))
     texts = [("", by_row(runs, columns))]
     if "bits_per_byte" in runs[0]:  # of words: perplexities of other tokens differ
         columns = [(f"{n:,}", partial(mean_at, "bits_per_byte", n, form=".4f")) for n in lengths]
@@ -134,8 +135,8 @@ def mean_at(measure, n, runs, form=".3f"):
 def ratio(measure, last, first, runs):
     """Perplexity in windows of `last` over that in windows of `first`, mean over runs: a cell."""
     both = [run for run in runs if {str(first), str(last)} <= run.get(measure, {}).keys()]
-    ratios = [far / near for far, near in zip(at_length(both, measure, last),
-                                              at_length(both, measure, first))]
+    near, far = (at_length(both, measure, n) for n in (first, last))
+    ratios = [y / x for x, y in zip(near, far)]
     return f"{statistics.mean(ratios):.3f}" if ratios else "-"
 
 
@@ -143,11 +144,6 @@ def published(numbers, n, runs, form=".2f"):
     """The paper's n-th number of a row: a cell."""
     theirs = numbers.get(label_of(runs[0]), ())
     return format(theirs[n], form) if n < len(theirs) else "-"
-
-
-def published_ratio(numbers, runs):
-    theirs = numbers.get(label_of(runs[0]), ())
-    return f"{theirs[5] / theirs[1]:.3f}" if len(theirs) > 5 else "-"
 
 
 def papers_tables(result, papers):
@@ -170,17 +166,16 @@ def losses_tables(result):
     last = result["runs"][0]["iter"]
 
     def until(share, runs):
-        means = []
-        for run in runs:
-            part = [y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
-            means += [statistics.mean(part)] if part else []
-        return spread(means, ".3f")
+        parts = [[y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
+                 for run in runs]
+        return spread([statistics.mean(part) for part in parts if part], ".3f")
+
+    def validation(runs):
+        return spread([run["val_loss"][-1][1] for run in runs], ".3f")
 
     columns = [(f"training, up to step {int(share * last):,}", partial(until, share))
                for share in (0.25, 0.5, 1)]
-    columns.append(("validation",
-                    lambda runs: spread([run["val_loss"][-1][1] for run in runs], ".3f")))
-    return [("", by_row(result["runs"], columns))]
+    return [("", by_row(result["runs"], [*columns, ("validation", validation)]))]
 
 
 # -----------------------------------------------------------------------------
@@ -291,20 +286,20 @@ def answers_table(result):
     rows, answers = [], set()
     for label, runs in grouped(result["runs"]).items():
         for name, split, _ in result["columns"]:
-            by_answer = [next(iter(run["by_answer"].values()))[split] for run in runs]
-            counts = {answer: n for answer, (n, _) in by_answer[0].items()}
-            answers |= counts.keys()
-            errors = {}
-            for answer, n in counts.items():
-                error = statistics.mean(100 * rates[answer][1] for rates in by_answer)
-                errors[answer] = f"{error:.1f} of {n:,}"
+            seeds = [next(iter(run["by_answer"].values()))[split] for run in runs]
+            counts = {answer: n for answer, (n, _) in seeds[0].items()}
             guess = 100 * (1 - max(counts.values()) / sum(counts.values()))
-            rows.append((label, name, f"{guess:.2f}", errors))
-    answers = sorted(answers, key=int)
-    lines = [[*start, *(errors.get(answer, "-") for answer in answers)] for *start, errors in rows]
+            cells = {"a constant guess": f"{guess:.2f}"}
+            for answer, n in counts.items():
+                error = statistics.mean(100 * rates[answer][1] for rates in seeds)
+                cells[answer] = f"{error:.1f} of {n:,}"
+            answers |= counts.keys()
+            rows.append((label, name, cells))
+    heads = ["a constant guess", *sorted(answers, key=int)]
+    lines = [[label, name, *(cells.get(head, "-") for head in heads)]
+             for label, name, cells in rows]
     return ("Error (%) by the right answer: beside it how many programs have it; a constant guess "
-            "is always the commonest of them.",
-            markdown(["model", "test set", "a constant guess", *answers], lines))
+            "is always the commonest of them.", markdown(["model", "test set", *heads], lines))
 
 
 REASONS = {"ends": "the method has no positions for strings of that length",

@@ -204,9 +204,9 @@ def heads_map(ax, name, values, head):
 
 def token_ticks(axis, labels, size):
     if len(labels) > 160:  # more do not fit
-        labels = [""] * len(labels)
+        labels = []
     labels = [label.replace("$", r"\$") for label in labels]  # $ begins a formula
-    long = axis.axis_name == "x" and max(map(len, labels)) > 2
+    long = axis.axis_name == "x" and max(map(len, labels), default=0) > 2
     axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
     axis.set_tick_params(length=0, pad=2)
 

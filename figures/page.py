@@ -21,6 +21,7 @@ import torch
 from common.files import fail, in_one_line, write_text
 from common.flags import Parser, add_set
 from common.spy import attention_module
+from data import in_pieces
 from figures.maps import beside, load_runs, look, same_sequence, sharpest
 
 DIGITS = dict(qk=2, bias=2, step=2, distance=2, attention=3)  # behind the point
@@ -79,7 +80,8 @@ def heads_of(layers, holder):
 @torch.no_grad()
 def predicted(model, text):
     """The likeliest token at each place, as labels, and how likely it is, in %."""
-    sure, best = model(text.ids)[0][0].float().softmax(-1).max(-1)
+    logits = torch.cat(list(in_pieces(model, text.ids)), 1)[0]
+    sure, best = logits.float().softmax(-1).max(-1)
     return dict(said=text.show(best.numpy()), sure=(100 * sure).round().int().tolist())
 
 

@@ -32,12 +32,16 @@ from common.flags import Parser
 from common.names import nearest
 from scoring import binned
 
-STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-         "grid.alpha": 0.25, "font.size": 10, "axes.titlesize": 11, "legend.frameon": False,
-         "legend.handlelength": 3, "figure.dpi": 150}
-WORDS = dict(tvd="total variation distance (TVD)", auc="area under the ROC curve (AUC)",
-             iid="as in training (iid)", pass100="longer contexts (pass100)",
-             pass10="shorter contexts (pass10)")
+STYLE = {
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "legend.handlelength": 3,
+    "figure.dpi": 150}
+WORDS = dict(
+    tvd="total variation distance (TVD)",
+    auc="area under the ROC curve (AUC)",
+    iid="as in training (iid)",
+    pass100="longer contexts (pass100)",
+    pass10="shorter contexts (pass10)")
 
 
 # -----------------------------------------------------------------------------

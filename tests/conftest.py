@@ -2,6 +2,7 @@
 import contextlib
 import importlib
 import shutil
+import signal
 import sys
 import types
 
@@ -21,6 +22,9 @@ from tests.helpers import (
     write_notes,
     write_package,
 )
+
+# a shell that starts the tests in the background has them ignore Ctrl-C, which some send
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def copy_repository(folder):

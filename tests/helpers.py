@@ -30,6 +30,10 @@ TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
 INF = float("inf")
 
 
+def module_of(path):
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 def make(name, **changes):
     """A small random model; what starts at zero is moved, so that a test of it can fail."""
     torch.manual_seed(0)

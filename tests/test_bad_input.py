@@ -21,7 +21,7 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--learning-rat 1", "arguments: --learning-rat 1; did you mean --learning_rate?"),
     ("--model rope --log_kernel", "arguments: --log_kernel"),
     ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),
-    ("--data max_retrieval", "max_retrieval is numbers, not tokens"),
+    ("--data max_retrieval", "max_retrieval is numbers: see experiments/variants/minimal.py"),
     ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder): did you mean stdlib?"),
     ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
     ("--batch_size 0", "--batch_size 0 must be at least 1"),

@@ -1,6 +1,5 @@
 """The diff is the lesson: what the model files share is the same, letter for letter."""
 import difflib
-import importlib
 import inspect
 import re
 import shutil
@@ -8,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers import MODEL_FILES, ROOT
+from tests.helpers import MODEL_FILES, ROOT, module_of
 
 # The lines of model_baseline.py that a file may change, and words that mark the lines it adds.
 ATTEND = "        y = attention(q, k, v)"
@@ -25,7 +24,7 @@ LN_F = "        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)"
 CHANGES = dict(
     classics=([FORWARD, ATTEND, EMBED, LAYERS, LOOP],
               r"\bpe\b|\bpos\b|\bstart\b|capped|n_label|ENCODINGS|tables|for layer, block"),
-    cable=([ATTEND], r"w_c|w_s|step|weight: bool|\ba\b"),
+    cable=([ATTEND], r"w_c|w_s|step|weight: bool|\ba\b|\bS\b"),
     cope=([FORWARD, ATTEND, LAYERS, LOOP],
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
@@ -43,10 +42,6 @@ CHANGES = dict(
 SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
 MOST_CHANGED = dict(fox=45, ssmax=35, diff=80, tra=80, stick=80, cable=90, postnorm=107, cope=115,
                     rope=160, path=155)
-
-
-def module_of(path):
-    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def source_of(path, name):

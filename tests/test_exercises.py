@@ -69,7 +69,6 @@ SOLUTIONS = dict(alibi=alibi, rope=rope, fox=fox, cable=cable, tra=tra, cope=cop
 
 @pytest.mark.parametrize("name", exercises.inputs())
 def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypatch):
-    """Nothing written yet is said in one line, and so is a tensor of another shape."""
     assert f"{name}: not written yet" in wrong(home, name)
     monkeypatch.setattr(exercises, name, SOLUTIONS[name])
     assert command(home, "tests.exercises", name)[0] == f"{name}: right\n"
@@ -83,9 +82,7 @@ def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypat
     assert "query i = 4, key j = 2: yours is 7.0000, literal's is" in said
     assert re.search(r"is -?[\d.]+\n$|is -inf\n$", said)
     monkeypatch.setattr(exercises, name, lambda q, *_: q)
-    assert f"shape (7, 7), and returns {tuple((7, 4))}" in wrong(home, name)
-    monkeypatch.setattr(exercises, name, lambda: 0)
-    assert wrong(home, name) == f"{name}: its error is above\n"
+    assert "shape (7, 7), and returns (7, 4)" in wrong(home, name)
 
 
 def wrong(home, name):

@@ -1,21 +1,17 @@
-"""maps.py: pictures of what a model attends to and counts."""
-import json
+"""figures/maps.py: pictures of what a model attends to and counts."""
 import re
-import shutil
-import sys
 import types
 
 import numpy as np
 import pytest
 import torch
 
-import data.flipflop
 from common.checkpoint import load_run
-from common.names import make_task, models
+from common.names import make_task
 from data.text import sorts_of
 from figures import maps
 from tests.helpers import (
-    EDITS,
+    ROOT,
     TINY_FLAGS,
     TINY_RUN,
     command,
@@ -24,32 +20,19 @@ from tests.helpers import (
     is_png,
     labels_of,
     make,
+    process,
     rng,
 )
 
 
-def test_maps_and_bench_see_the_edited_attention(fork, copy, monkeypatch):
-    """A window of nine keys in the copy of a file: no key beyond it is shown, nor is it fast."""
+def test_a_map_shows_the_edited_attention(fork, copy, monkeypatch):
+    """A window of nine keys in the copy of a file: no key beyond it is shown."""
     figures = drawn(monkeypatch)
-    for edits in ([], EDITS["window"]["fox"]):
-        fork("fox", *edits)
-        shutil.rmtree(copy / "out", ignore_errors=True)
-        command(copy, "train.py", "--model", "mine", *TINY_RUN)
-        path = copy / "out" / "mine-flipflop-nano"
-        attention = maps.look(load_run(path).model, torch.zeros(1, 14, dtype=torch.long))[0][
-            "attention"]
-        beyond = (attention * np.tril(np.ones((14, 14)), -9)).sum()
-        assert (beyond == 0) == bool(edits)
-        command(copy, "figures.maps", "attention", path, "--length", 14)
-        shown = figures.pop().axes[0].images[-1].get_array().filled(0)
-        assert (shown[12, 0] == 0) == bool(edits)
-        words = "--models", "mine", "--lengths", 50, "--repeats", 1, "--device", "cpu"
-        command(copy, "kernels.bench", "attention", *words, "--out", "b.json")
-        rows = json.loads((copy / "b.json").read_text())["attention"]["50"]
-        assert {"mine", "mine: literal"} <= rows.keys()
-        assert ("mine: kernel" in rows) == (not edits)
-        models.cache_clear()
-        del sys.modules["model_mine"]
+    fork("fox", (".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"))
+    command(copy, "train.py", "--model", "mine", *TINY_RUN)
+    command(copy, "figures.maps", "attention", "--length", 14)
+    shown = figures[0].axes[0].images[-1].get_array().filled(0)
+    assert np.tril(shown, -9).max() == 0 < shown[12, 4]
 
 
 def test_within_is_the_share_of_the_last_tokens():
@@ -61,12 +44,7 @@ def test_within_is_the_share_of_the_last_tokens():
 
 
 def test_maps_of_reach(home, trained, monkeypatch):
-    """Of a task and of text, longer than in training; one token reaches nowhere."""
-    assert "was never prepared here" in complaint(home, "figures.maps", "reach", trained / "cable")
-    out, _ = command(trained, "figures.maps", "reach", "cable", "learned", "--out", home / "r.png",
-                     "--length", 16)
-    assert is_png(home / "r.png") and "farther back" not in out
-    # how much lies farther back than a window of training, 16: of the last half of 39 tokens
+    """How much lies farther back than a window of training, 16: of the last half of 39 tokens."""
     out, _ = command(trained, "figures.maps", "reach", "tra", "--length", 40,
                      "--out", home / "r.png")
     run = load_run(trained / "tra")
@@ -75,16 +53,15 @@ def test_maps_of_reach(home, trained, monkeypatch):
     near = sum(a[:, i, i - 15:i + 1].sum(-1) for i in range(20, 39)) / a[:, 20:].sum((1, 2))
     shares = re.search(r"farther back than 16 tokens: (.*)", out)[1].split()
     assert list(map(float, shares)) == pytest.approx(100 - 100 * near, abs=0.06)
-    flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
-    command(home, "train.py", "--model", "rope", *flags, "--n_layer", 3, "--out_dir", home / "deep")
-    figures = drawn(monkeypatch)
-    command(trained, "figures.maps", "reach", home / "deep", "tra")
+    figures = drawn(monkeypatch)  # of text, and no longer than in training
+    out, _ = command(trained, "figures.maps", "reach", "cable", "learned", "--length", 16)
     assert labels_of(figures[0]).count("head 0") == 2  # a legend for each model
+    assert "farther back" not in out
     said = complaint(trained, "figures.maps", "reach", "cable", "--length", 1)
     assert "reach needs a sequence of two tokens or more" in said
 
 
-def test_maps_of_what_heads_count(home, trained, monkeypatch):
+def test_maps_of_what_heads_count(home, trained):
     """The mean step of every symbol, at scored queries."""
     run = load_run(trained / "tra")
     args = types.SimpleNamespace(split=None, length=12, seed=3, sequences=5)
@@ -103,10 +80,6 @@ def test_maps_of_what_heads_count(home, trained, monkeypatch):
     assert times.min() > 0 and np.allclose(means[0], total / times, atol=1e-6)
     with pytest.raises(SystemExit, match="counts nothing"):
         maps.steps_by_sort(run._replace(model=make("diff")), args)
-    monkeypatch.setattr(data.flipflop.Task, "batch", lambda self, *_: (x, np.full_like(y, -1)))
-    with pytest.raises(SystemExit, match="nothing is scored in"):
-        maps.steps_by_sort(run, args)
-    monkeypatch.undo()
     command(trained, "figures.maps", "counts", "tra", "cable", "--sequences", 2,
             "--out", home / "c.png")
     assert is_png(home / "c.png")
@@ -118,47 +91,41 @@ def test_sorts_of_the_tokens_of_a_text():
     labels = "\\n", "  ", "·", " def", "_", "7", "\\t", "+=", "\\n"
     assert sorts_of(labels) == ["line end", "space", "signs", "letters", "letters", "digits",
                                 "space", "signs", "line end"]
-    text = "\nif x:\n\ty = {\n 1:\t \r\n\n \t\x0c\n}\na: \\n\n"
-    ends = ["line end", "block begins", "block begins", "block begins", "blank line", "blank line",
-            "line end", "line end"]
-    sorts = sorts_of([repr(character)[1:-1] for character in text])
-    assert [sort for sort, character in zip(sorts, text) if character == "\n"] == ends
     labels = ["x:", "\\n\\n", "y", "\\n", ":\\n", "\\n ", "\\n"]  # tokens of several characters
     assert sorts_of(labels) == ["signs", "blank line", "letters", "line end", "block begins",
                                 "blank line", "blank line"]
 
 
-def test_maps_of_a_task_and_of_text(trained, home):
-    parts = "--kinds", "qk", "bias"
-    for words in (("attention", trained / "tra", "--split", "dense", "--length", 24, *parts),
-                  ("attention", trained / "cable", "--prompt", "f(x): $", "--layer", 0),
+def test_maps_of_a_task_and_of_text(trained, home, monkeypatch):
+    monkeypatch.setitem(maps.STYLE, "figure.dpi", 30)
+    for words in (("attention", trained / "tra", "--split", "dense", "--kinds", "qk", "bias"),
+                  ("attention", trained / "cable", "--prompt", "f(x): $" * 25, "--layer", 0),
                   ("steps", trained / "tra", trained / "rope", "--length", 30, "--seed", 3),
                   ("steps", trained / "cable", "--prompt", "alpha beta")):
         command(home, "figures.maps", *words, "--out", "m", draw=True)
         assert is_png(home / "m.png")
         (home / "m.png").unlink()
-    shutil.copytree(trained / "tra", home / "tra")
-    command(home, "figures.maps", "steps", "tra", "--length", 8)
-    command(home, "figures.maps", "steps", "tra", trained / "rope", "--length", 8)
-    assert is_png(home / "tra" / "steps.png") and is_png(home / "out" / "steps.png")
-    said = complaint(home, "figures.maps", "attention", trained / "tra", "--prompt", "x")
-    assert "--prompt is for models of text" in said
-    said = complaint(home, "figures.maps", "steps", "tra", trained / "cable", "--prompt", "x")
-    assert "--prompt is for models of text" in said
+    command(home, "figures.maps", "steps", trained / "tra", trained / "rope", "--length", 8)
+    assert is_png(home / "out" / "steps.png")
+    for words in (("attention", trained / "tra"), ("steps", trained / "tra", trained / "cable")):
+        said = complaint(home, "figures.maps", *words, "--prompt", "x")
+        assert "--prompt is for models of text" in said
 
 
-def test_a_map_of_a_long_text_marks_its_lines(trained, monkeypatch):
-    figures = drawn(monkeypatch)
-    text = "alpha = 1\n\n" + "b" * 40 + "\n    gamma $x\n" + "d" * 20
-    command(trained, "figures.maps", "attention", "cable", "--prompt", text)
-    ax = next(ax for ax in figures[0].axes if ax.get_title())
-    starts = [0, 11, 12, 53, 66]  # the end-of-text token is before them
-    assert list(ax.get_xticks()) == list(ax.get_yticks()) == starts
-    said = [label.get_text() for label in ax.get_yticklabels()]
-    assert said == ["·alpha = 1", "", "b" * 24, r"    gamma \$x", "d" * 20]  # the second is blank
-    command(trained, "figures.maps", "attention", "cable", "--prompt", "e\n" * 60)  # no room
-    said = figures[1].axes[0].get_yticklabels()
-    assert [label.get_text() for label in said][:7] == ["·e", "e", "", "e", "", "e", ""]
+@pytest.mark.slow
+def test_a_notebooks_matplotlib_stays_as_it_is(home):
+    """Neither its backend nor its style changes, and no figure of ours is left to be shown."""
+    code = """import matplotlib
+matplotlib.use("template")
+before = dict(matplotlib.rcParams)
+from figures import maps, page, plot
+plot.main(["curves", "run"])
+import matplotlib.pyplot as plt
+print(plt.get_fignums(), dict(matplotlib.rcParams) == before)"""
+    (home / "run").mkdir()
+    (home / "run" / "log.jsonl").write_text('{"iter": 1, "loss": 2.0}')
+    out, _ = process(home, "-c", code, PYTHONPATH=str(ROOT))
+    assert out.splitlines()[-1] == "[] True" and is_png(home / "run" / "curves.png")
 
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from common.checkpoint import load_run
 from common.names import models
 from figures import maps, page
-from tests.helpers import INF, ROOT, TINY_RUN, command, make
+from tests.helpers import INF, ROOT, command, make
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -130,18 +130,6 @@ def test_the_pages_that_are_committed_have_the_template_as_it_is():
             string = content["strings"][int(words["string"]) - 1]
             assert string["answers"][int(words["query"]) - 1]
             assert all(0 < int(n) <= len(lanes) for n in words.get("show", "1").split(","))
-
-
-def test_a_page_of_a_fork(fork, copy):
-    """An edited step; a hostile text in it ends no script."""
-    fork("fox", ("bias = -distance", "bias = -3 * distance"),
-         ('STEP = "-log f_k', 'STEP = "</script><b>three</b> -log f_k'))
-    command(copy, "train.py", "--model", "mine", *TINY_RUN)
-    command(copy, "figures.page", "out/mine-flipflop-nano", "--length", 12, "--out", "p.html")
-    content, _ = page_data(copy / "p.html")
-    parts = unpacked(content["strings"][0])[0][0]
-    assert parts["bias"][9] == pytest.approx([-3 * x for x in parts["distance"][9]], abs=.03)
-    assert content["lanes"][0]["step"].startswith("</script><b>three</b>")
 
 
 # appended to a page: what it says at first, and after each of a list of actions

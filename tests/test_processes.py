@@ -154,7 +154,7 @@ def test_a_closed_terminal_stops_and_saves(repo):
 @pytest.mark.slow
 def test_output_that_cannot_be_written_costs_nothing(repo):
     """| head, and a full disk under the log: training and evaluation come to their ends."""
-    ways = ("head", "| head -n 1 >head.txt", "--evaluate"), ("full", ">/dev/full", "--no-evaluate")
+    ways = ("head", "| head -n 1 >head.txt", "--evaluate"), ("disk", ">/dev/full", "--no-evaluate")
     for name, to, evaluate in ways:
         words = [sys.executable, "train.py", *TINY_RUN, evaluate, "--max_iters", 30]
         line = f"{shlex.join(map(str, words))} --out_dir out/{name} {to}; exit ${{PIPESTATUS[0]}}"
