@@ -35,7 +35,7 @@ from scoring import binned
 STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "legend.handlelength": 3,
-    "figure.dpi": 150}
+    "figure.dpi": 150, "text.parse_math": False}  # a run's name is text: a$b is no formula
 WORDS = dict(
     tvd="total variation distance (TVD)",
     auc="area under the ROC curve (AUC)",
@@ -191,7 +191,8 @@ def draw(ax, lines, look, dots=False):
             continue
         x, ys = aligned(seeds)
         color = look[label]["color"]
-        ax.plot(x, np.mean(ys, 0), label=label, markevery=math.ceil(len(x) / 12), clip_on=False,
+        name = f" {label}" if label.startswith("_") else label  # which a legend would leave out
+        ax.plot(x, np.mean(ys, 0), label=name, markevery=math.ceil(len(x) / 12), clip_on=False,
                 **look[label])
         if len(ys) > 1 and dots:
             ax.plot(x, ys.T, "o", color=color, ms=3, clip_on=False)

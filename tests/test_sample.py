@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 import sample
-from common import names
 from tests.helpers import close, command, complaint, make, written_without_a_cache
 
 
@@ -75,9 +74,6 @@ def test_of_equal_tokens_exactly_k_are_kept():
     p = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.25, 0.25, 0.25, 0.25]])
     for k in (1, 2, 3):
         assert (sample.likeliest(p, top_k=k) > 0).sum(1).tolist() == [k, k]
-    logits = torch.randn(200, 5000).bfloat16().float()  # of which many are equal
-    kept = sample.likeliest(logits.softmax(-1), top_k=1)
-    assert torch.equal(kept.argmax(-1), logits.argmax(-1)) and ((kept > 0).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("stop, written", [("", "abcabcé"), ("ca", "ab"), ("cé", "abcab"),
@@ -102,17 +98,10 @@ def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     torch.save(checkpoint | dict(config=checkpoint["config"] | dict(model="gone")), path)
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/cable/ckpt.pt" in err
-    path.write_bytes(b"cut off")
-    assert "fork/ckpt.pt is not a whole checkpoint" in complaint(home, "sample.py")
     for name in ("fork", "cable"):
         shutil.rmtree(home / "out" / name)
     shutil.rmtree(home / "notes")  # a text that is gone can still be written
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/learned/ckpt.pt" in err
-    command(home, "eval.py", "--sequences", 20)  # the newest of any task
-    assert (home / "out" / "rope" / "eval.json").exists()
     shutil.rmtree(home / "out" / "learned")
     assert "no run on text in out/ yet; make one" in complaint(home, "sample.py")
-    said = complaint(home, "sample.py", "out/rope")
-    assert "was trained on flipflop and writes no text" in said
-    assert names.find_task("gone", gone=True).encoding
