@@ -19,6 +19,7 @@ import textwrap
 import time
 from dataclasses import asdict, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from common import flags, names
 from common.batches import batches
 from common.bema import BEMA
-from common.checkpoint import find_checkpoint, load_checkpoint, load_weights, save_checkpoint
+from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from common.device import environment, setup
-from common.files import asked_to_stop, fail, in_one_line, say, script
+from common.files import asked_to_stop, fail, in_one_line, say, script, write_safely
 from common.log import in_words, open_log, report
 from common.settings import check, configs, new_settings, resumed_settings
 
@@ -259,7 +260,7 @@ def main(argv=None):
                 if average:
                     state["bema"] = average.state_dict()
                 for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
-                    save_checkpoint(out / name, state)
+                    write_safely(out / name, partial(torch.save, state))
                 clock = time.monotonic()  # the time until here was not training
             if stopping:
                 break

@@ -7,7 +7,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import fail, write_safely
+from common.files import fail
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
@@ -45,18 +45,13 @@ def load_checkpoint(path):
     """The dict that train.py saved, on the CPU; of any other file one line."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        whole = KEYS <= checkpoint.keys()
+        if KEYS <= checkpoint.keys():
+            return checkpoint
     except PermissionError:
         raise
     except Exception:  # torch has many for a foreign file
-        whole = False
-    if not whole:
-        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
-    return checkpoint
-
-
-def save_checkpoint(path, checkpoint):
-    write_safely(path, lambda tmp: torch.save(checkpoint, tmp))
+        pass
+    fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
 
 
 def load_weights(model, weights, path):
