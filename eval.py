@@ -19,11 +19,11 @@ import shlex
 import sys
 from pathlib import Path
 
+from common import names
 from common.checkpoint import check_text, load_run
 from common.device import environment, peak_memory, setup
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser, add_run_flags
-from common.names import find_task, make_task, text_setting
 from scoring import Options, describe
 
 UNITS = ("tokens", "sequences", "queries")  # what tasks count: each says which, and how many
@@ -70,23 +70,23 @@ def task_of(runs, text):
     """
     first = runs[0]
     name = first.config["data"]
-    cls = find_task(name, gone=True)
-    flag = text_setting(first.config)
+    cls = names.trained_on(first.config)
+    flag = names.text_setting(first.config)
     for run in runs:
-        if find_task(run.config["data"], gone=True) is not cls:
+        if names.trained_on(run.config) is not cls:
             fail(f"{first.path} was trained on {name}, {run.path} on {run.config['data']}: score "
                  "them one by one")
     if text:
-        if flag == "data" and find_task(text) is not cls:
+        if flag == "data" and names.find_task(text) is not cls:
             fail(f"{first.path} was trained on {name}: it cannot be scored on {text}")
-        return make_task(first.config | {flag: text}, first.checkpoint["kept"])
+        return names.make_task(first.config | {flag: text}, first.checkpoint["kept"])
     for run in reversed(runs):
         where = run.config[flag]
         if where != first.config[flag]:
             fail(f"{run.path} was trained on {where}, {first.path} on {first.config[flag]}: say "
                  "which to score with --data")
         check_text(run.config, run.checkpoint["source"])
-        task = make_task(run.config, run.checkpoint["kept"])
+        task = names.make_task(run.config, run.checkpoint["kept"])
         if task.source != run.checkpoint["source"]:
             fail(f"the text behind {where} is not what {run.path} was trained on: its training "
                  "documents may be in this split. To score it all the same, name the text: "

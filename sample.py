@@ -20,7 +20,7 @@ from common.checkpoint import checkpoints, load_checkpoint, load_run
 from common.device import setup
 from common.files import fail, in_one_line
 from common.flags import Parser, add_run_flags
-from common.names import find_task, new_cache
+from common.names import new_cache, trained_on
 from data.corpora import read as read_file
 from data.text import encode
 
@@ -129,7 +129,7 @@ def newest_run():
     """The last checkpoint of the newest run on text under out/."""
     for path in checkpoints():
         config = load_checkpoint(path)["config"]
-        if find_task(config["data"], gone=True).encoding:
+        if trained_on(config).encoding:
             return path
     fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
@@ -143,7 +143,7 @@ def main(argv=None):
         prompt = read_file(args.prompt_file)
     device, context, where = setup(args)
     run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
-    task = find_task(run.config["data"], gone=True)
+    task = trained_on(run.config)
     if not task.encoding:
         fail(f"{run.path} was trained on {run.config['data']} and writes no text")
     if prompt == b"":

@@ -154,8 +154,6 @@ def fail_not_finite(model, loss, it):
     fail(f"{what} is not finite at iter {it}; {advice}")
 
 
-# -----------------------------------------------------------------------------
-
 def main(argv=None):
     c, out, saved = settings_of(sys.argv[1:] if argv is None else argv)
     check(c)
@@ -279,9 +277,8 @@ def main(argv=None):
 
     # evaluation
     if c.evaluate and not rank:
-        words = []
-        for flag in ("device", "dtype", "kernel"):
-            words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
+        told = [flag for flag in ("device", "dtype", "kernel") if getattr(c, flag) != "auto"]
+        words = [f"--{flag}={getattr(c, flag)}" for flag in told]
         script("eval.py", out, *words)
         if task.encoding:
             script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *words)

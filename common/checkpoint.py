@@ -90,7 +90,6 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     checkpoint = load_checkpoint(path)
     changed = at_test(checkpoint["config"], changes)
     config = checkpoint["config"] | changed
-    names.check_task(config)
     model = names.make_model(config)
     load_weights(model, checkpoint["model"], path)
     if bema:
@@ -110,8 +109,7 @@ def check_text(config, source):
     Fails unless a run's text is a known corpus or was prepared on this machine with the same
     tokens: a checkpoint must not make us read any path that it names.
     """
-    names.check_task(config)
-    if not names.find_task(config["data"], gone=True).was_prepared(config, source):
+    if not names.trained_on(config).was_prepared(config, source):
         where = config[names.text_setting(config)]
         fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
              "here: name it with --data, or resuming an encoder's run with --corpus")

@@ -22,7 +22,7 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--batch_size 0", "--batch_size 0 must be at least 1"),
     ("--learning_rate nan", "--learning_rate nan must be at least 0"),
     ("--learning_rate 1e-4", "--min_lr 0.0004 is more than --learning_rate 0.0001: lower it, too"),
-    ("--device cuda", "--device cuda: torch"),
+    ("--device cuda", "--device cuda:0: torch"),
     ("--device gpu", "unknown device 'gpu'"),
     ("--n_embd 30 --n_head 4", "n_embd=30 is not divisible by n_head=4"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
