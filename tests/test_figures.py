@@ -1,32 +1,14 @@
 """experiments/figures.py, and every figure of results/."""
 import pytest
 
-import experiments
-from experiments import figures, runs
-from figures import plot
+from experiments import figures
 from tests import helpers
-from tests.helpers import labels_of
 from tests.test_plot import score_row
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     return helpers.drawn(monkeypatch)
-
-
-def test_survivors_and_readers_are_points(drawn):
-    def text(label, far):
-        return dict(label=label, perplexity={"8": 4.0, "16": 5.0, "32": far})
-
-    def recall(label, *rates):
-        return [score_row(label, 0.9, rate) for rate in rates]
-    runs = [*recall("cable", 0.5, 0.7), *recall("rope, yarn", 1.0), *recall("fox", 0.1)]
-    beside = dict(lengths=[8, 16, 32], runs=[text("cable", 4.0), text("cable", 8.0),
-                                             text("rope, yarn", 6.0)])
-    figures.survive(dict(columns=[("64", "iid", "exact_match")], runs=runs, beside=beside), "x.png")
-    ax = drawn[0].axes[0]
-    points = {text.get_text(): text.xy for text in ax.texts}
-    assert points == {"cable": pytest.approx((1.5, 60)), "rope, yarn": pytest.approx((1.5, 100))}
 
 
 def test_the_heat_map_has_the_cells_of_the_table(drawn):
@@ -65,31 +47,3 @@ def test_a_table_of_many_rows_becomes_a_grid(drawn):
     want |= {(0.5, 3.5): "8", (1.5, 3.5): "11", (0.5, 10.5): "50", (1.5, 10.5): "-"}
     assert texts == want
     assert [t.get_text() for t in ax.get_yticklabels()] == labels
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(experiments.entries()))
-def test_every_table_is_drawn_with_a_whole_legend(name, drawn):
-    """Every row has its line or its tick."""
-    result = {}
-    if "cpu" in experiments.entries()[name]:
-        result = runs.table(name, "cpu")
-    if not (result.get("runs") or result.get("panels")):
-        pytest.skip("nothing there")
-    if not figures.draw(result, "x.png"):
-        row = result["runs"][0]
-        key = next(key for key in ("search", "scores", "perplexity") if key in row)
-        figure = dict(search="ndcg", scores="scores", perplexity="lengths")[key]
-        figure = "curves" if "losses" in result else figure
-        plot.main([figure, str(runs.folder_of(name, "cpu"))])
-    for fig in drawn:
-        fig.draw_without_rendering()
-    words = []
-    for fig in drawn:
-        words += labels_of(fig)
-        for ax in fig.axes:
-            words += [tick.get_text() for tick in ax.get_yticklabels()]
-    labels = list(result.get("rows", ()))
-    for panel in result.get("panels", ()):
-        labels += panel["schemes"]
-    assert all(label in " ".join(words) for label in labels)
