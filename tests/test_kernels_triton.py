@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -326,6 +327,50 @@ def test_values_of_another_dtype_are_left_to_the_plain_function_interpreted_too(
         q, k, *rest = (x.float().to(DEVICE) if torch.is_tensor(x) else x for x in (q, k, *rest))
         fast = WAYS[plain_function(module).__name__]
         assert fast(q, k, v.bfloat16().to(DEVICE), *rest) is None
+
+
+SPILLS = dict(separable_columns={120: 28}, tra_forward={86: 24, 89: 24},
+              tra_rows={86: 8, 89: 8}, tra_columns={86: 12, 89: 12, 120: 20})  # bytes, Triton 3.9
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRET, reason="compiles")
+@pytest.mark.parametrize("name", ["separable_forward", "separable_rows", "separable_columns",
+                                  "tra_forward", "tra_rows", "tra_columns"])
+@pytest.mark.parametrize("target", [80, 86, 89, 90, 100, 120])
+def test_kernels_compile_for_a_gpu_that_is_not_here(name, target):
+    """bfloat16 heads of 64 fit into registers but for SPILLS, and no product waits (C7515)."""
+    module = getattr(kernels, name.split("_")[0])
+    q, fn = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16), getattr(module, name)
+    tile = module.tile_of(q) if "tra" in name else module.tiles(q)["columns" in name]
+    said = compiled(fn, kernels.common.constants(q, *tile) | dict(TILES=32, BLOCKS=64), target)
+    spilled = max(map(int, re.findall(r"(\d+) bytes spill", said)))
+    assert spilled <= SPILLS.get(name, {}).get(target, 0) and "C7515" not in said
+
+
+def compiled(fn, constants, target):
+    """What ptxas says; sizes and strides are multiples of 16, as they mostly are."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    types = dict.fromkeys("Q K V Out dOut dQ dK dV".split(), "*bf16")
+    types |= dict.fromkeys("H Tq Tk qb qh qt kb kh kt vb vh vt".split(), "i32")
+    types |= dict(Start="*i32", scale="fp32") | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "*fp32") for name in fn.arg_names}
+    given = {(n,): constants[x] for n, x in enumerate(fn.arg_names) if x in constants}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, x in enumerate(fn.arg_names)
+               if x not in constants and x not in ("H", "scale")}
+    options = {x: constants[x] for x in ("num_warps", "num_stages")}
+    ptx = kernels.triton.compile(
+        ASTSource(fn, signature, given, aligned), GPUTarget("cuda", target, 32), options).asm["ptx"]
+    tools = Path(kernels.triton.__file__).parent / "backends/nvidia/bin"
+    for tool in ("ptxas", "ptxas-blackwell"):  # one of them knows this PTX
+        command = [tools / tool, "-v", f"--gpu-name=sm_{target}{'a' * (target >= 90)}", "-"]
+        done = subprocess.run([*command, "-o", os.devnull], input=ptx, capture_output=True,
+                              text=True)
+        if not done.returncode:
+            break
+    return done.stderr
 
 
 @needs_triton
