@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 import data.text
 import encoders.mlm
@@ -114,16 +113,6 @@ def test_padding_changes_nothing(name):
     with torch.enable_grad():  # of a text without tokens too, no NaN
         model.embed(torch.cat((idx, 0 * idx[:1]))).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-@torch.no_grad()
-def test_a_texts_vector_may_be_the_plain_mean():
-    model = encoder("bert_cable", pool="mean")
-    idx = torch.randint(1, 61, (2, 9))
-    idx[1, 6:] = 0
-    states, real = model.encode(idx)
-    for text, states_, there in zip(model.embed(idx), states, real):
-        close(text, F.normalize(states_[there].mean(0), dim=0), 1e-5)
 
 
 def test_masked_tokens_are_scored_alone():

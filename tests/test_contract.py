@@ -66,17 +66,6 @@ def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
 # -----------------------------------------------------------------------------
 # scores
 
-def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
-    task, seen = data.recall.Task(block_size=64), []
-
-    def noted(model, x, y):
-        seen.append(x)
-        return torch.zeros(*x.shape, task.vocab_size), None
-    task.forward = noted
-    rates.task_scores(None, task, "iid", scoring.Options(amount=2 * rates.CHUNK))
-    rows = torch.cat(seen)
-    assert len(rows) == 2 * rates.CHUNK == len(rows.unique(dim=0))
-
 
 def test_a_long_sequence_goes_through_in_pieces(monkeypatch):
     """Several sequences over one cache, which answer as if they were whole; so does a loss."""
@@ -99,11 +88,6 @@ def test_a_piece_is_shorter_where_the_sequence_is_longer():
     assert data.piece(model, 64) == 64
     model.is_encoder = True
     assert data.piece(model, 99) == 99
-
-
-def test_scores_by_answer():
-    by_answer = rates.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
-    assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 
 
 def test_logits_that_are_not_finite_are_no_answers(capsys):

@@ -3,7 +3,6 @@ import pytest
 
 from experiments import figures
 from tests import helpers
-from tests.test_plot import score_row
 
 
 @pytest.fixture
@@ -34,18 +33,3 @@ def test_the_heat_map_has_the_cells_of_the_table(drawn):
     assert hatched == {(0, 1)}
     labels = [label for label in ax.get_yticklabels() if label.get_weight() == "bold"]
     assert [label.get_text() for label in labels] == ["mine"]
-
-
-def test_a_table_of_many_rows_becomes_a_grid(drawn):
-    """Every number is in its cell, the mean over seeds; a length that a row has not is empty."""
-    rows = [score_row(f"m{n}", n / 100, n / 50) for n in range(10)]
-    rows += [score_row("m3", 0.13, 0.16, seed=2), score_row("ends", 0.5)]
-    labels = [f"m{n}" for n in range(10)] + ["ends"]
-    result = dict(rows=labels, runs=rows, columns=[("iid", "iid", "exact_match")])
-    assert figures.draw(result, "x.png") and not figures.draw(result | dict(rows=["a"]), "x.png")
-    ax, = drawn[0].axes
-    texts = {tuple(t.get_position()): t.get_text() for t in ax.texts}
-    want = {(x + 0.5, y + 0.5): f"{(x + 1) * y}" for x in (0, 1) for y in range(10)}
-    want |= {(0.5, 3.5): "8", (1.5, 3.5): "11", (0.5, 10.5): "50", (1.5, 10.5): "-"}
-    assert texts == want
-    assert [t.get_text() for t in ax.get_yticklabels()] == labels

@@ -11,8 +11,6 @@ from common.names import make_task
 from data.text import sorts_of
 from figures import maps
 from tests.helpers import (
-    TINY_FLAGS,
-    TINY_RUN,
     command,
     complaint,
     drawn,
@@ -20,24 +18,6 @@ from tests.helpers import (
     make,
     rng,
 )
-
-
-def test_a_map_shows_the_edited_attention(fork, copy, monkeypatch):
-    """A window of nine keys in the copy of a file: no key beyond it is shown."""
-    figures = drawn(monkeypatch)
-    fork("fox", (".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"))
-    command(copy, "train.py", "--model", "mine", *TINY_RUN)
-    command(copy, "figures.maps", "attention", "--length", 14)
-    shown = figures[0].axes[0].images[-1].get_array().filled(0)
-    assert np.tril(shown, -9).max() == 0 < shown[12, 4]
-
-
-def test_within_is_the_share_of_the_last_tokens():
-    attention = np.tri(8)[None] / np.arange(1, 9)[:, None]  # all keys alike
-    want = np.mean([[n / (i + 1) for n in range(1, 5)] for i in range(4, 8)], axis=0)
-    assert maps.within(attention) == pytest.approx(want[None])
-    near = np.eye(9)[None]  # every query sees itself alone, and in an odd number of tokens
-    assert maps.within(near).tolist() == [[1.0] * 4]
 
 
 def test_maps_of_reach(home, trained):
@@ -123,21 +103,3 @@ def test_position_is_the_attention_if_all_contents_were_alike():
     parts = maps.look(make("tra"), idx)[0]
     dropped = np.isinf(parts["bias"]) & np.tri(10, dtype=bool)
     assert dropped.any() and (parts["position"][dropped] == 0).all()
-
-
-def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
-    """For every model: bars of steps, the distances, below them the attention of one head."""
-    figures = drawn(monkeypatch)
-    flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
-    command(home, "train.py", "--model", "diff", *flags, "--n_embd", 32, "--out_dir", "diff")
-    command(home, "figures.maps", "steps", trained / "tra", trained / "rope", "diff",
-            "--length", 20)
-    lanes = [ax for ax in figures[0].axes if ax.get_ylabel().endswith("\nstep")]
-    strips = [ax for ax in figures[0].axes if ax.images]
-    assert [ax.get_ylabel() for ax in lanes] == ["tra\nstep", "rope\nstep", "diff\nstep"]
-    for name, lane, strip in zip(("tra", "rope", "diff"), lanes, strips):
-        attention = strip.images[0].get_array()
-        assert attention.shape == (1, 19) and strip.images[0].get_clim() == (0, 1)
-        assert len(lane.patches) == (0 if name == "diff" else 19)  # bars
-        said = [t.get_text() for t in lane.texts]
-        assert ("no steps to show" in said) == (name == "diff")

@@ -132,13 +132,3 @@ def test_what_a_task_keeps(tasks, home):
     kept = torch.load(home / "1" / "ckpt.pt", weights_only=True)["kept"]
     assert kept["code"].sort().values.tolist() == list(range(99))
     assert "2/ckpt.pt has another code than 1/ckpt.pt" in complaint(home, "eval.py", "1", "2")
-
-
-def test_a_task_s_defaults_may_be_for_flags_of_other_models(tasks):
-    """P is a flag of CoPE alone; --n_layer is said, n_head comes from the task."""
-    write_task(tasks, "my-task", PARITY.replace(
-        "vocab_size = 2", "vocab_size, defaults = 2, dict(tiny=dict(n_head=2, n_embd=16, P=5))"))
-    for name in ("cope", "rope"):
-        c = new_settings(["--data", "my-task", "--n_layer", "1", "--model", name])
-        assert (c.size, c.n_head, c.n_layer) == ("tiny", 2, 1)
-        assert getattr(c, "P", None) == (5 if name == "cope" else None)

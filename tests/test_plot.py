@@ -90,39 +90,8 @@ def test_mistakes_are_one_line(trained, home):
 # lines
 
 
-def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, home, drawn):
-    command(trained, "eval.py", "cable", "--out", home / "eval")
-    drawn.clear()
-    result = json.loads((home / "eval.json").read_text())
-    rope = result["runs"][0] | dict(model="rope", label="rope", environment=dict(python="3.9.1"))
-    folder = home / "results" / "runs" / "cable_table1.cpu"
-    folder.mkdir(parents=True)
-
-    def labels(setting=(), **changes):
-        row = rope | dict(config=rope["config"] | dict(setting))
-        (folder / "rope-1337.json").write_text(json.dumps(result | changes | dict(runs=[row])))
-        command(home, "figures.plot", "lengths", home / "eval.json")
-        return labels_of(drawn.pop())
-    assert labels() == ["cable", "rope (this repository's,\nPython 3.9.1)", "training length"]
-    mine = ["cable", "training length"]
-    assert labels(tokens=9) == labels(lengths=[16]) == labels(dict(n_layer="other")) == mine
-
-
 # -----------------------------------------------------------------------------
 # each figure
-
-
-def test_scores_at_one_length_are_dots_and_at_several_lines(drawn, tmp_path):
-    """With a dot for each seed, not a band that would cover the panel; a split may be empty."""
-    rows = [score_row("a", 0.5, 0.25), score_row("a", 1.0, 0.75, seed=2)]
-    rows.append(score_row("b", 0.5, None))
-    rows[0]["scores"]["8"]["pass10"] = {}
-    plot.main(["scores", write(tmp_path / "x.json", rows)])
-    iid, empty = drawn[0].axes
-    assert iid.get_title() == "as in training (iid)" and not iid.collections
-    assert empty.get_title() == "shorter contexts (pass10)"
-    assert lines_of(iid)["a"] == [(8, 75), (16, 50)] and "a run" in labels_of(drawn[0])
-    assert iid.get_ylabel() == "exact match (%)"
 
 
 def test_curves_and_errors_have_a_line_for_every_run(trained, drawn, tmp_path):

@@ -14,7 +14,6 @@ import time
 import pytest
 import torch
 
-from common.device import choose_device
 from tests.helpers import (
     ONE_THREAD,
     ROOT,
@@ -38,43 +37,6 @@ def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
     done = subprocess.run([sys.executable, "-c", killed], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "ckpt.pt").read_text() == "whole"
-
-
-def test_more_processes_than_gpus(monkeypatch):
-    for name, value in (("is_available", True), ("device_count", 4)):
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setenv("LOCAL_RANK", "4")
-    with pytest.raises(SystemExit, match="--device cuda:4: there are 4 GPUs, counted from 0"):
-        choose_device("auto")
-
-
-@pytest.mark.slow
-def test_an_interrupted_pair_of_processes_stops_together_and_goes_on(repo):
-    """A signal that reaches one process alone stops both at the same step, with a checkpoint."""
-    flags = ["--model", "cable", "--data", "notes", "--max_iters", "3000", "--no-evaluate",
-             *TINY_FLAGS, "--out_dir", "out/pair"]
-    launch = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
-    # the second process interrupts itself, right after the two have agreed to go on
-    (repo / "hurt.py").write_text("""if True:
-        import os, signal
-        import torch.distributed as dist
-        import train
-        original, calls = dist.all_reduce, []
-        def all_reduce(*a, **k):
-            original(*a, **k)
-            calls.append(1)
-            if len(calls) == 21 and os.environ["RANK"] == "1":
-                os.kill(os.getpid(), signal.SIGINT)
-        dist.all_reduce = train.dist.all_reduce = all_reduce
-        train.main()""")
-    done = subprocess.run([sys.executable, *launch, "hurt.py", *flags], cwd=repo, text=True,
-                          capture_output=True, timeout=300, env=os.environ | ONE_THREAD)
-    assert "saved; continue with" in done.stdout, done.stdout + done.stderr
-    assert "Connection closed" not in done.stderr
-    stopped = torch.load(repo / "out/pair/ckpt.pt", weights_only=True)["iter"]
-    assert 5 < stopped < 3000
-    process(repo, *launch, "train.py", "--resume", "out/pair", "--max_iters", stopped + 2)
-    assert max(losses(repo / "out" / "pair")[0]) == stopped + 2
 
 
 @pytest.mark.slow
@@ -127,16 +89,6 @@ def test_a_closed_terminal_stops_and_saves(repo):
     os.close(theirs)
     os.close(ours)
     assert training.wait(120) == 130 and saved_all(repo / "out/terminal")
-
-
-@pytest.mark.slow
-def test_a_log_that_cannot_be_written_costs_nothing(repo):
-    """A full disk under what is printed: the training comes to its end."""
-    words = [sys.executable, "train.py", *TINY_RUN, "--max_iters", 30, "--out_dir", "out/disk"]
-    with open("/dev/full", "w") as full:
-        subprocess.run(list(map(str, words)), cwd=repo, check=True, stdout=full,
-                       env=os.environ | ONE_THREAD, timeout=300)
-    assert saved_all(repo / "out/disk")
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import data.text
 from data import corpora
 from encoders import bm25, pairs, retrieval, scoring
 from eval import score_runs
@@ -92,31 +91,6 @@ def test_docstrings_that_stay_and_those_that_go():
     gone = "one place", "Four words", "Not this", "Within a", "Nothing but", "Too short"
     assert not any(words in document for words in gone)
     assert "on the line of the def" in document
-
-
-def test_pairs_of_the_paper(tmp_path, monkeypatch):
-    """MS MARCO's triples to train on, MLDR's long documents to test."""
-    passages = [f"Passage {n} says a thing." for n in range(1101)]
-    triples = [dict(query=f"what says {n}?", positive=passages[n], negative=passages[n + 1])
-               for n in range(1100)]
-    long = [dict(text=f"Long text {n}. " * 50) for n in range(12)]
-    asked = 3 * [dict(query="which is long?", positive_passages=[long[3]])]
-    rows = {(pairs.MSMARCO, None): triples, ("json", f"{pairs.MLDR}/corpus.jsonl.gz"): long,
-            ("json", f"{pairs.MLDR}/test.jsonl.gz"): asked}
-    monkeypatch.setattr(corpora, "hub", lambda repository, config, split, data_files=None:
-                        rows[repository, data_files])
-    monkeypatch.setattr(data.text, "PREPARED", tmp_path)
-    task = retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
-    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [100, 1000, 3]
-    x, _ = task.batch("train", 20, rng(0))
-    back = np.append([32] * 3, task.kept["vocabulary"].numpy())
-    for row in x:
-        query, document, negative = (bytes(back[part].tolist()).decode().strip()
-                                     for part in np.split(row, (32, 64)))
-        n = int(query[10:-1])
-        assert n >= 1000 and document == passages[n] and negative == passages[n + 1]
-    documents, _, of, at = scoring.collection(task, "test", 10**6)
-    assert len(documents) == 12 and of.tolist() == [3, 3, 3] and not at.any()
 
 
 # -----------------------------------------------------------------------------
@@ -204,15 +178,6 @@ def test_bm25_by_a_worked_example():
              2 * idf["dog"] * weight(1, 1)], [0, 0, 0]]
     assert np.allclose(got, want, atol=1e-6)
     assert bm25.words_of("readLine(read_line2)") == ["read", "line", "read", "line", "2"]
-
-
-def test_where_the_answer_begins():
-    ones, first = np.array([1, 1, 1]), np.array([1, 1, 99])
-    whole = {8: np.array([1, 1, 99]), 16: np.array([1, 3, 99])}
-    places = dict(whole=whole, windows={16: ones}, bm25={16: ones})
-    scores = scoring.by_evidence(places, first, np.array([0, 9, 12]), 8)
-    assert scores["edges"] == [0, 8, 16] and scores["queries"] == [1, 2]
-    assert scores["whole"] == [1, 0.25] and scores["first"] == [1, 0.5]
 
 
 # -----------------------------------------------------------------------------

@@ -171,18 +171,6 @@ def test_streams_are_addressed_by_content(prepared):
     assert second.source != first.source and len(list((prepared / "prepared").iterdir())) == 2
 
 
-def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
-    docs = numbered(prepared / "docs")
-
-    def full(work):
-        assert (work / "train.bin").exists()
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(data.text, "checksum", full)
-    with pytest.raises(ValueError, match="could not prepare.*No space left"):
-        Task(data=docs)
-    assert not list((prepared / "prepared").iterdir())
-
-
 # -----------------------------------------------------------------------------
 # libraries
 
@@ -198,19 +186,6 @@ def test_the_standard_library_is_without_its_tests(prepared, monkeypatch):
                             "site-packages/no.py", "_sysconfigdata_x.py"))
     monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
     assert sum(Task(block_size=8).meta["tokens"].values()) == 2 + 2 * 700_000
-
-
-def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
-    library = tmp_path / "library"
-    for n in range(30):
-        write_library(library, [f"p{n}/{part}.py" for part in range(4)], f"# p{n}\n" * 2500)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
-    monkeypatch.setattr(corpora, "PACKAGES", ())
-    splits = {}
-    for split, text in corpora.open_corpus("packages"):
-        splits.setdefault(text.split(maxsplit=2)[1], []).append(split)
-    assert len(splits) == 30 and all(len(s) == 4 and len(set(s)) == 1 for s in splits.values())
-    assert {s[0] for s in splits.values()} == set(corpora.SPLITS)
 
 
 # -----------------------------------------------------------------------------
@@ -232,15 +207,6 @@ def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
     task = Task(data="shakespeare", block_size=8)
     assert task.meta["tokens"] == dict(train=1890, val=105, test=106)
     assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
-
-
-def test_the_first_tokens_of_gpt2_need_no_others(words, monkeypatch):
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: words)
-    monkeypatch.setitem(data.text.VOCABULARY, "gpt2_8k", 258)  # th, not yet the
-    encoding = data.text.get_encoding("gpt2_8k")
-    text = "the path, the end"
-    assert encoding.encode_ordinary(text)[0] == 256 and encoding.eot_token == 257
-    assert encoding.decode(encoding.encode_ordinary(text)) == text
 
 
 def test_fineweb_is_read_as_it_downloads(prepared, monkeypatch):
