@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import data.text
 import encoders.mlm
 from common.spy import spy
 from encoders import bert
@@ -14,7 +13,6 @@ from tests.helpers import (
     ENCODERS,
     N,
     close,
-    documents,
     encoder,
     mlp_by_hand,
     rng,
@@ -145,24 +143,6 @@ def test_the_share_of_masked_tokens(library):
     for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
         assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / told.sum())
     assert (x[told & ~masked] > encoders.mlm.UNK).all()
-
-
-def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    places = "".join(map(chr, range(32, 122)))  # of a long document, where a token is its place
-    texts = [9 * chr(n) if n % 2 else places + chr(n) for n in range(1, 21)]
-    folder = documents(tmp_path / "notes", texts)
-    task = encoders.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
-    vocabulary = np.append([0, 0, 0], task.kept["vocabulary"])
-    windows = task.windows("train", 2000, rng(0))
-    of_long = vocabulary[windows[:, 0]] >= 32
-    for row, in_long in zip(windows, of_long):  # a short one whole, and padding; or places
-        said = "".join(map(chr, vocabulary[row]))
-        if in_long:
-            assert said[:9] in places
-        else:
-            assert len(set(said[:9])) == 1 and row[9] == encoders.mlm.PAD
-    assert len(set(windows[of_long, 0].tolist())) == 82  # all places of a whole window
 
 
 def test_the_vocabulary_is_the_commonest_tokens(library):

@@ -80,16 +80,6 @@ def test_a_long_sequence_goes_through_in_pieces(monkeypatch):
     close(got[1], loss, 1e-5)
 
 
-def test_a_piece_is_shorter_where_the_sequence_is_longer():
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=257))
-    pieces = [data.piece(model, T) for T in (64, 16384, 32768, 65536)]
-    assert pieces == [1024, 1024, 256, 128]
-    model.config.vocab_size = 1 << 20
-    assert data.piece(model, 64) == 64
-    model.is_encoder = True
-    assert data.piece(model, 99) == 99
-
-
 def test_logits_that_are_not_finite_are_no_answers(capsys):
     task, row = data.recall.Task(block_size=64), {}
     run = SimpleNamespace(model=make("nope"), name="a", config={}, checkpoint=dict(kept={}))

@@ -25,10 +25,8 @@ def test_several_checkpoints_in_one_table_and_figure(trained, tmp_path):
 
 
 def test_another_evaluation_does_not_replace_the_first(trained, home):
-    """Scores of a task are in the log, and with intervals in the JSON."""
+    """Scores have intervals in the JSON."""
     shutil.copytree(trained / "rope", home / "run")
-    scores = [row["scores"] for row in log_of(home / "run") if "scores" in row]
-    assert [sorted(by_split) for by_split in scores] == [["dense", "iid", "sparse"]] * 2
     few = "eval.py", "run", "--sequences", 5
     out, _ = command(home, *few)
     first = written(home / "run" / "eval.json")
@@ -37,13 +35,9 @@ def test_another_evaluation_does_not_replace_the_first(trained, home):
         for m in by_metric.values():
             assert 0 <= m["low"] <= m["value"] <= m["high"] <= 1
     command(home, *few, "--lengths", 16, 32, "--split", "iid")
-    command(home, *few, "--seed", 1)
     files = sorted(path.name for path in (home / "run").glob("eval*.json"))
-    assert files == ["eval.16.32.split-iid.sequences-5.json", "eval.json",
-                     "eval.sequences-5.seed-1.json"]
+    assert files == ["eval.16.32.split-iid.sequences-5.json", "eval.json"]
     assert written(home / "run" / "eval.json") == first
-    command(home, "eval.py", "run", trained / "tra", "--sequences", 5)  # several: in out/
-    assert len(written(home / "out" / "eval.json")["runs"]) == 2
 
 
 def test_scores_of_several_runs_are_those_of_each_alone(home):

@@ -8,7 +8,6 @@ import torch
 
 from common.checkpoint import load_run
 from common.names import make_task
-from data.text import sorts_of
 from figures import maps
 from tests.helpers import (
     command,
@@ -52,15 +51,6 @@ def test_maps_of_what_heads_count(home, trained):
     command(trained, "figures.maps", "counts", "tra", "cable", "--sequences", 2,
             "--out", home / "c.png")
     assert is_png(home / "c.png")
-
-
-def test_sorts_of_the_tokens_of_a_text():
-    labels = "\\n", "  ", "·", " def", "_", "7", "\\t", "+=", "\\n"
-    assert sorts_of(labels) == ["line end", "space", "signs", "letters", "letters", "digits",
-                                "space", "signs", "line end"]
-    labels = ["x:", "\\n\\n", "y", "\\n", ":\\n", "\\n ", "\\n"]  # tokens of several characters
-    assert sorts_of(labels) == ["signs", "blank line", "letters", "line end", "block begins",
-                                "blank line", "blank line"]
 
 
 def test_maps_of_a_task_and_of_text(trained, home, monkeypatch):

@@ -10,7 +10,6 @@ from common.settings import new_settings
 from tests.helpers import (
     ROOT,
     TINY_FLAGS,
-    TINY_RUN,
     command,
     complaint,
     is_png,
@@ -44,14 +43,6 @@ def test_the_guides_own_row_passes_the_tests(copy):
                      "tests/test_models.py", "tests/test_drift.py", "tests/test_house.py",
                      "-k", "mine or (model_file or several or whom or circle)")
     assert int(re.search(r"(\d+) passed", out)[1]) > 20
-
-
-def test_what_a_model_s_name_means(copy):
-    """A flag may not contradict it."""
-    for name, flag, says in (("cable_nw", ("--weight",), "weight=True: what is called --model cab"),
-                             ("prenorm", ("--norm", "post"), "norm=post: what is called --model")):
-        assert says in complaint(copy, "train.py", "--model", name, *flag, *TINY_RUN)
-    assert not (copy / "out").exists()
 
 
 # -----------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """figures/plot.py: figures of JSON."""
 import json
-import shutil
 
 import pytest
 
 from figures import plot
 from tests import helpers
-from tests.helpers import command, complaint, labels_of, log_of
+from tests.helpers import complaint, labels_of
 
 
 @pytest.fixture
@@ -92,14 +91,3 @@ def test_mistakes_are_one_line(trained, home):
 
 # -----------------------------------------------------------------------------
 # each figure
-
-
-def test_curves_and_errors_have_a_line_for_every_run(trained, drawn, tmp_path):
-    shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
-    command(trained, "figures.plot", "curves", "cable", "tra", tmp_path / "tra")
-    assert labels_of(drawn[0]) == ["cable", "tra", str(tmp_path / "tra")]
-    command(trained, "figures.plot", "errors", "tra", "rope", "--metric", "glitch_rate")
-    assert drawn[1].axes[0].get_ylabel() == "glitch rate (%)" and len(drawn[1].axes) == 3
-    rates = [(row["iter"], 100 * row["scores"]["iid"]["glitch_rate"])
-             for row in log_of(trained / "tra") if "scores" in row]
-    assert lines_of(drawn[1].axes[0])["tra"] == rates

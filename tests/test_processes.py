@@ -40,12 +40,29 @@ def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one(repo):
+def test_two_processes_that_are_interrupted_equal_one(repo):
+    """A signal that reaches one of them alone stops both at the same step, with a checkpoint."""
     flags = ["--model", "cable", "--data", "notes", "--max_iters", 8, "--eval_interval", 4,
              "--no-evaluate", *TINY_FLAGS]
     command(repo, "train.py", *flags, "--out_dir", "out/one")
-    launch = "-m torch.distributed.run --standalone --nproc_per_node 2 train.py".split()
-    process(repo, *launch, *flags, "--out_dir", "out/two")
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
+    # the second process interrupts itself, right after the two have agreed to go on
+    (repo / "hurt.py").write_text("""if True:
+        import os, signal
+        import torch.distributed as dist
+        import train
+        original, calls = dist.all_reduce, []
+        def all_reduce(*a, **k):
+            original(*a, **k)
+            calls.append(1)
+            if len(calls) == 3 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGINT)
+        dist.all_reduce = train.dist.all_reduce = all_reduce
+        train.main()""")
+    subprocess.run([sys.executable, *launch, "hurt.py", *flags, "--out_dir", "out/two"], cwd=repo,
+                   env=os.environ | ONE_THREAD, capture_output=True, timeout=300)
+    assert 2 < torch.load(repo / "out/two/ckpt.pt", weights_only=True)["iter"] < 8
+    process(repo, *launch, "train.py", "--resume", "out/two", "--no-evaluate")
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a == pytest.approx(b, abs=1e-4) and len(a) == 8
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
@@ -93,7 +110,7 @@ def test_a_closed_terminal_stops_and_saves(repo):
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_end_in_one_line_or_none(repo):
-    process(repo, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
+    command(repo, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
             "--out_dir", "out/full")
     limit = """if True:
         import resource, runpy, sys

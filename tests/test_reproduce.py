@@ -80,20 +80,6 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
                 home, "reproduce.py", "texts", "--rows", "rope")
 
 
-def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
-    columns = [("iid", "iid", "exact_match"), ("dense", "dense", "glitch_rate")]
-    flips = functools.partial(entry, "--data flipflop", rows(1, "tra"), "--sequences 8")
-    here(flips=flips(columns=columns, steps=True, numbers=dict(tra=(100, 0.15))),
-         later=flips(runs="flips", columns=columns[:1]))
-    out, _ = command(home, "reproduce.py", "flips", "--device", "cpu")
-    head, _, row = [line for line in out.splitlines() if line.startswith("|")]
-    assert cells(head) == ["model", "seeds", "iid", "paper", "dense", "paper"]
-    assert cells(row)[:2] == ["tra", "1"] and cells(row)[3::2] == ["100", "0.15"]
-    assert is_png(home / "results" / "flips.cpu.steps.png")
-    out, _ = command(home, "reproduce.py", "later", "--device", "cpu")  # the same runs
-    assert "$ python train.py" not in out and "| model | seeds | iid |\n" in out
-
-
 def test_the_list_and_a_dry_run(home, here):
     here(texts=texts())
     out, _ = command(home, "reproduce.py")
@@ -120,25 +106,24 @@ def test_what_cannot_be_asked_for(words, says, home, here):
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(repo):
     """In processes of their own: what runs is saved, and nothing is lost."""
-    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 1500 --data flipflop")
+    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 900 --data flipflop")
     (repo / "experiments" / "papers" / "mine.py").write_text(
         "'''Mine'''\nfrom experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
         f"('iid', 'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', "
-        "rows=rows(1, 'rope', 'fox')))}\n")
-    words = [sys.executable, "reproduce.py", "mine", "--jobs", "2", "--device", "cpu"]
+        "rows=rows(1, 'rope')))}\n")
+    words = [sys.executable, "reproduce.py", "mine", "--device", "cpu"]
     begin = functools.partial(subprocess.Popen, words, cwd=repo, text=True, env=ONE_THREAD,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process = begin()
-    logs = [repo / "out" / "mine.cpu" / f"{name}-1337" / "log.jsonl" for name in ("rope", "fox")]
-    while not all(log.exists() and log.read_text().count("\n") > 3 for log in logs):
+    log = repo / "out" / "mine.cpu" / "rope-1337" / "log.jsonl"
+    while not (log.exists() and log.read_text().count("\n") > 3):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "the same command continues" in out
-    assert all((log.parent / "ckpt.pt").exists() for log in logs)
+    assert (log.parent / "ckpt.pt").exists()
     out, _ = begin().communicate(timeout=300)
-    assert out.count("$ python train.py --resume") == 2 and "failed" not in out
-    assert len(list((repo / "results" / "runs" / "mine.cpu").iterdir())) == 2
+    assert out.count("$ python train.py --resume") == 1 and "failed" not in out
 
 
 # -----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import sys
 import sysconfig
-import types
 import urllib.request
 from pathlib import Path
 from unittest.mock import Mock
@@ -209,15 +208,6 @@ def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
     assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
 
 
-def test_fineweb_is_read_as_it_downloads(prepared, monkeypatch):
-    rows = [{"id": f"doc{n}", "text": f"text of document {n} "} for n in range(2000)]
-    monkeypatch.setattr(corpora, "hub", lambda *a, **k: iter(rows))
-    tokens = Task(data="fineweb_edu", block_size=8).meta["tokens"]
-    assert sum(tokens.values()) > 2000 * 18 and 0 < tokens["test"] < 0.03 * tokens["train"]
-    some = Task(data="fineweb_edu", block_size=8, max_tokens=9000).meta["tokens"]
-    assert some["train"] == 8100 and sum(some.values()) <= 9000
-
-
 def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("no route to host\nmore words")
@@ -227,10 +217,6 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     answer(monkeypatch, OSError("offline"))
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
         Task(data="shakespeare")
-    for library, says in ((None, "pip install datasets"),
-                          (types.SimpleNamespace(load_dataset=offline),
-                           r"\(ConnectionError: no.*Offline: --data stdlib")):
-        monkeypatch.setitem(sys.modules, "datasets", library)
-        with pytest.raises(ValueError, match=says) as e:
-            data.text.prepare("wikitext103", "bytes")
-        assert "\n" not in str(e.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        data.text.prepare("wikitext103", "bytes")

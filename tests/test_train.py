@@ -4,8 +4,6 @@ import json
 import math
 import os
 import re
-import shlex
-import shutil
 import signal
 import types
 
@@ -23,7 +21,6 @@ from tests.helpers import (
     HARD,
     MODELS,
     TINY_FLAGS,
-    TINY_RUN,
     close,
     command,
     is_png,
@@ -148,20 +145,6 @@ def test_batches_are_drawn_ahead_and_are_those_of_their_step(monkeypatch):
         next(batches(task, c, 0, torch.device("cpu")))
 
 
-def test_a_printed_command_can_be_pasted(home, monkeypatch):
-    """Blanks, ~ before the shell has seen it, a log that is gone."""
-    monkeypatch.setenv("HOME", str(home))
-    with monkeypatch.context() as patch:
-        interrupted(patch, "SIGTERM", at=2)
-        said, _ = command(home, "train.py", *TINY_RUN, "--max_iters", 3, "--out_dir",
-                          "~/my notes", code=130)
-    pasted = shlex.split(said[said.index("train.py --resume"):])
-    assert pasted == ["train.py", "--resume", f"{home}/my notes"]
-    (home / "my notes" / "log.jsonl").unlink()
-    command(home, *pasted, "--no-evaluate")
-    assert list(losses(home / "my notes")[0]) == [3]
-
-
 def test_bema_is_its_formulas(home):
     saved = []
     for words in (("--model", "cable", "--data", "flipflop", "--bema", *TINY_FLAGS, "--max_iters",
@@ -211,19 +194,6 @@ def test_help_lists_the_models_own_flags(trained):
     assert "--max_ops X" in counting and "operations in a program" in counting
     resumed, _ = command(trained, "train.py", "--resume", "cable", "--help")
     assert "--max_iters" in resumed and "--n_layer" not in resumed
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
-def test_a_compiled_training_has_the_same_losses(home):
-    """Of a model whose attention goes through kernels/ on a CPU."""
-    for compiled in ("on", "off"):
-        said, _ = command(home, "train.py", "--model", "cable", "--data", "notes", "--max_iters",
-                          3, "--no-evaluate", *TINY_FLAGS, "--compile", compiled,
-                          "--out_dir", compiled)
-        assert ("torch.compile" in said) == (compiled == "on")
-    eager, fused = (losses(home / compiled)[0] for compiled in ("off", "on"))
-    assert len(eager) == 3 and fused == pytest.approx(eager, abs=1e-3)
 
 
 def test_a_run_begins_with_the_weights_of_another(home):
