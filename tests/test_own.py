@@ -1,19 +1,18 @@
 """A model and a task of one's own, by GUIDE.md and README.md, in every command."""
 import json
 import re
-import shutil
 
 import pytest
 import torch
 
 from common.settings import new_settings
+from common.spy import attention_module, plain_function, spy
 from tests.helpers import (
     ROOT,
     TINY_FLAGS,
     command,
     complaint,
     is_png,
-    process,
     write_task,
 )
 
@@ -32,17 +31,16 @@ def guides_own_row():
     return source
 
 
-@pytest.mark.slow
-def test_the_guides_own_row_passes_the_tests(copy):
-    """Its steps are sigmoids. Beside the other models, in a copy of the repository."""
+def test_the_guides_own_row_is_a_model(copy):
+    """Its steps are sigmoids, and what runs is its literal form."""
     (copy / "model_mine.py").write_text(guides_own_row(), encoding="utf-8")
-    shutil.copytree(ROOT / "tests", copy / "tests")
-    for name in ("GUIDE.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, copy)
-    out, _ = process(copy, "-m", "pytest", "-n", 0, "-p", "no:cacheprovider", "test_all.py",
-                     "tests/test_models.py", "tests/test_drift.py", "tests/test_house.py",
-                     "-k", "mine or (model_file or several or whom or circle)")
-    assert int(re.search(r"(\d+) passed", out)[1]) > 20
+    model = names.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
+    step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
+    close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
+    module = attention_module(model)
+    with spy(model) as calls:
+        model(torch.arange(9)[None])
+    close(plain_function(module)(*calls[0]), module.literal(*calls[0])[0], 1e-5)
 
 
 # -----------------------------------------------------------------------------
