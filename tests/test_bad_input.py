@@ -14,7 +14,9 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--model cabel", "unknown model 'cabel': did you mean label or cable?"),
     ("--learning-rat 1", "arguments: --learning-rat 1; did you mean --learning_rate?"),
     ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),
-    ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder): did you mean stdlib?"),
+    ("--data max_retrieval", "max_retrieval is numbers: see experiments/variants/minimal.py"),
+    ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder, nor has"),
+    ("--data stdlb", "data/stdlb.py a class Task): did you mean stdlib?"),
     ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
     ("--batch_size 0", "--batch_size 0 must be at least 1"),
     ("--learning_rate nan", "--learning_rate nan must be at least 0"),
@@ -149,7 +151,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos\nmore lines")
     monkeypatch.setattr(torch, "save", half)
     said = complaint(home, "train.py", "--resume", "run", "--max_iters", 5, "--no-evaluate")
-    assert "error: could not write run/" in said and "the disk is full" in said
+    assert "error: could not write run/" in said and "MB are free there: [enforce" in said
     assert {path.name: path.read_bytes() for path in (home / "run").glob("*.pt")} == before
     assert not list((home / "run").glob("*tmp*"))
 

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from experiments import Row, cells, rows
-from experiments.jobs import fell
 from experiments.papers import matrix
 from tests.helpers import (
     TINY_FLAGS,
@@ -80,14 +79,12 @@ def test_the_columns_of_the_matrix_by_hand():
     assert cells.worst(run, 2, "exact_match") == 20 and cells.worst(run, 4, "exact_match") is None
     assert cells.beyond(run, "auc", "long") == pytest.approx(0.6)
     assert cells.beyond(run, "tvd", "long") is None
-    # who is not done: 1 % of perplexity over the last fifth; seeds have a mean and a spread
-    assert fell([[400, 3.0], [800, 2.0], [1000, 1.5]], 1000) == 0.5
-    assert fell([[1000, 1.5]], 1000) is None
-    two = [dict(values=dict(a=1.0), fell=0.009), dict(values=dict(a=2.0), fell=0.011)]
-    assert cells.cell("a", two) == dict(value=1.5, unfinished=True, spread=pytest.approx(0.5**0.5))
-    assert cells.cell("a", two[:1]) == dict(value=1.0, unfinished=False)
+    # seeds have a mean and a spread
+    two = [dict(values=dict(a=1.0)), dict(values=dict(a=2.0))]
+    assert cells.cell("a", two) == dict(value=1.5, spread=pytest.approx(0.5**0.5))
+    assert cells.cell("a", two[:1]) == dict(value=1.0)
     assert cells.cell("a", []) == cells.cell("b", two) == dict(reason="not run")
-    ends = dict(values=dict(a=None), fell=0.0)
+    ends = dict(values=dict(a=None))
     assert cells.cell("a", [*two, ends]) == dict(reason="ends")
     assert cells.cell("a", [ends | dict(not_finite=True)]) == dict(reason="not finite")
     # every column reads what its task has, and every task has its column

@@ -5,11 +5,13 @@ import re
 import pytest
 import torch
 
+from common import names
 from common.settings import new_settings
 from common.spy import attention_module, plain_function, spy
 from tests.helpers import (
     ROOT,
     TINY_FLAGS,
+    close,
     command,
     complaint,
     is_png,
@@ -93,6 +95,7 @@ def test_the_readmes_task_in_every_command(tasks, home):
 
 @pytest.mark.parametrize("old, new, says", [
     ("class Task(data.Task)", "class Task", "no class Task that inherits from data.Task"),
+    ("class Task", "class Parity", "nor has data/bad.py a class Task"),
     ("vocab_size = 2", "vocab_size, defaults = 2, {'nano': dict(n_layers=1)}",
      "data.bad: defaults has n_layers, which is not a flag"),
     ("(batch_size, self.block_size)", "(batch_size, 20 if split == 'iid' else 16)",

@@ -67,7 +67,7 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
     (folder / "b-1.json").write_text("{")
     other = write(tmp_path / "eval.json", [text_row("b", {"16": 5.0, "32": 6.0})])
     plot.main(["lengths", str(folder), other])
-    assert "b-1.json is damaged" in capsys.readouterr().err
+    assert "b-1.json, or it is damaged" in capsys.readouterr().err
     lines = lines_of(drawn[0].axes[0])
     assert lines["a"] == [(16, 3), (32, 1)] and lines["b"] == [(16, 5), (32, 6)]
     plot.main(["lengths", str(folder), other, "--rows", "b", "a"])

@@ -116,6 +116,7 @@ def test_set_changes_a_run_at_test_time(home):
     assert "run (repair=window)" in said and (home / "run" / "eval.repair-window.json").exists()
     assert (home / "run" / "ckpt.pt").read_bytes() == before
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
-    for change, says in (("repiar=pi", "did you mean repair?"), ("repair=yam", "is not one of pi"),
-                         ("n_head=1", "not a choice of rivals/rope.py at test time: choose")):
+    takes = "rivals/rope.py takes NAME=VALUE at test time, NAME one of: repair"
+    for change, says in (("repiar=pi", takes), ("n_head=1", takes),
+                         ("repair=yam", "is not one of pi"), ("repair", takes)):
         assert says in complaint(home, "eval.py", "run", "--set", change)

