@@ -184,11 +184,6 @@ def documents(folder, texts):
     return str(folder)
 
 
-def encoder(name, **changes):
-    """A small random encoder in float64, with biases and steps that do not vanish."""
-    return make(name, **changes).double()
-
-
 def write_package(folder, modules=22, functions=8):
     """Python files, each function with a docstring of its own words."""
     (folder / "library").mkdir()

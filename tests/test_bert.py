@@ -13,7 +13,7 @@ from tests.helpers import (
     ENCODERS,
     N,
     close,
-    encoder,
+    make,
     mlp_by_hand,
     rng,
     turned,
@@ -40,7 +40,7 @@ def naive_encoder_attention(q, k, v, real, S, g):
 @torch.no_grad()
 def test_an_encoder_attends_both_ways(name, monkeypatch):
     """literal and what runs, on the model's own arguments, with padding and without."""
-    model = encoder(name)
+    model = make(name).double()
     for padded in (0, 2):
         idx = torch.randint(1, 61, (2, 7))
         idx[1, 7 - padded:] = 0
@@ -62,7 +62,7 @@ def test_an_encoder_attends_both_ways(name, monkeypatch):
 @torch.no_grad()
 def test_an_encoder_by_hand(name):
     """From tokens to a vector, by the weights alone."""
-    model, idx = encoder(name), torch.randint(1, 61, (7,))
+    model, idx = make(name).double(), torch.randint(1, 61, (7,))
     C, H, T, pe = 32, 4, 7, name.removeprefix("bert_")
     pos = torch.arange(T, dtype=torch.float64)
     x = model.wte.weight[idx]
@@ -100,7 +100,7 @@ def test_an_encoder_by_hand(name):
 @torch.no_grad()
 def test_padding_changes_nothing(name):
     """Vectors and gradients of a batch are those of its texts one by one, however far padded."""
-    model = encoder(name)
+    model = make(name).double()
     texts = [torch.randint(1, 61, (n,)) for n in (1, 5, 13, 20)]
     idx = torch.zeros(4, 24, dtype=torch.long)
     for row, text in zip(idx, texts):
@@ -114,7 +114,7 @@ def test_padding_changes_nothing(name):
 
 
 def test_masked_tokens_are_scored_alone():
-    model = encoder("bert_cable")
+    model = make("bert_cable").double()
     idx, targets = torch.randint(1, 61, (2, 9)), torch.full((2, 9), -1)
     targets[0, 3], targets[1, 7] = 5, 6
     full, nothing = model(idx)

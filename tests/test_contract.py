@@ -41,15 +41,6 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     assert task.forward(lambda *batch: batch, x, y) == (x, y)
 
 
-def test_fields_are_flags_and_a_default_needs_no_type(tasks):
-    write_task(tasks, "own", "import data\nclass Task(data.Task):\n    block_size = 12\n"
-                             "    k: int = 5\n    vocab_size = 3\n")
-    task = names.make_task(dict(data="own", k=7))
-    assert (task.block_size, task.k, task.vocab_size) == (12, 7, 3)
-    assert names.make_task(dict(data="own", block_size=9)).block_size == 9
-    assert names.make_task(dict(data="flipflop")).block_size == 64  # nobody else is changed
-
-
 @pytest.mark.parametrize("line, says", [
     ("return x, x[:, 1:]", "y as torch.int64 of shape (4, 15): x and y must both be int64 of"),
     ("return x[:1], x[:1]", "x as torch.int64 of shape (1, 16): x and y must both be int64 of"),

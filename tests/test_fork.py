@@ -151,7 +151,4 @@ def test_a_copy_answers_to_its_own_name(copy, file, variants):
     (copy / "model_mine.py").write_text(re.sub(r"^VARIANTS = .*$", variants, source, flags=re.M))
     model = names.make_model(dict(model="mine", n_layer=1))
     assert type(model).__module__ == "model_mine"
-    assert names.is_encoder(model) == ("bert" in file)
-    assert names.models()["fox"][0] is fox
-    with pytest.raises(SystemExit, match="error: unknown model 'mien': did you mean mine"):
-        names.models()["mien"]
+    assert names.is_encoder(model) == ("bert" in file) and names.models()["fox"][0] is fox

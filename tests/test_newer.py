@@ -10,7 +10,7 @@ from common import names
 from common.spy import attention_module, plain_function
 from rivals import path, ssmax, stick
 from rivals.path import path_attention
-from tests.examples import example, in_float32, path_formula, ssmax_formula, stick_formula
+from tests.examples import example, path_formula, ssmax_formula, stick_formula
 from tests.helpers import N, close, make, mlp_by_hand, random_qkv
 
 
@@ -88,17 +88,6 @@ def test_the_forms_of_path(monkeypatch):
         monkeypatch.setattr(path, "CHUNK", tokens)
         close(path_attention(q, k, v, w, beta), product, 1e-12)
         close(path.keys_after(k, w, beta), keys, 1e-12)
-
-
-def test_a_mirror_keeps_lengths_and_a_zero_leaves_the_plain_gpt():
-    """beta = 2 mirrors: thousands of tokens later a key is as long as it was, in float32, too."""
-    _, k, _, w, beta, _ = in_float32(example("path", 3000, 3000)[2])
-    two = torch.full_like(beta, 2)
-    close(path.keys_after(k, w, two).norm(dim=-1), k.norm(dim=-1), 1e-4)
-    q, k, v = random_qkv()
-    w = F.normalize(torch.randn_like(q), dim=-1)
-    close(path_attention(q, k, v, w, torch.zeros(2, 3, 37).double()),
-          F.scaled_dot_product_attention(q, k, v, is_causal=True), 1e-12)
 
 
 def test_what_ssmax_and_stick_say():

@@ -27,12 +27,6 @@ def text_row(label, perplexity, seed=1, **changes):
                 by_position=[[0, 7, 2.0], [8, 15, 1.0]]) | changes
 
 
-def score_row(label, *values, seed=1, split="iid", metric="exact_match", at=(8, 16)):
-    scores = {str(T): {split: {metric: dict(value=v, low=v, high=v)}}
-              for T, v in zip(at, values)}
-    return dict(label=label, block_size=8, seed=seed, config={}, scores=scores)
-
-
 def write(path, rows, **about):
     path.write_text(json.dumps(about | dict(runs=rows)))
     return str(path)
@@ -83,11 +77,3 @@ def test_mistakes_are_one_line(trained, home):
         assert said in complaint(home, "figures.plot", *words.split()), words
     said = complaint(home, "figures.plot", "errors", trained / "rope", "--metric", "exact_mach")
     assert "there is no exact_mach: did you mean exact_match?" in said
-
-
-# -----------------------------------------------------------------------------
-# lines
-
-
-# -----------------------------------------------------------------------------
-# each figure

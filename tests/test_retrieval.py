@@ -15,8 +15,8 @@ from tests.helpers import (
     command,
     complaint,
     documents,
-    encoder,
     is_png,
+    make,
     rng,
 )
 
@@ -88,7 +88,7 @@ def test_docstrings_that_stay_and_those_that_go():
 
 def test_info_nce_is_what_the_loop_says(library):
     task = task_of(library)
-    model = encoder("bert_rope", vocab_size=task.vocab_size, block_size=64)
+    model = make("bert_rope", vocab_size=task.vocab_size, block_size=64).double()
     task.prepare(model)
     # more than there are pairs: some come twice
     x, y = task.tensors("train", len(task.pairs["train.at"]) + 1, rng(0))
@@ -116,7 +116,7 @@ def test_info_nce_is_what_the_loop_says(library):
 @torch.no_grad()
 def test_a_hard_negative_is_another_place_of_the_file(library):
     task = task_of(library)
-    model = encoder("bert_nope", vocab_size=task.vocab_size)
+    model = make("bert_nope", vocab_size=task.vocab_size).double()
     task.prepare(model)
     chosen = task.kept["negatives"].numpy()
     at, end, of = (task.pairs[f"train.{name}"] for name in ("at", "end", "of"))
