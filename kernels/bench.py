@@ -2,21 +2,24 @@
 Speed and memory of whole models, beside the plain GPT, and of attentions alone, beside torch's own
 scaled_dot_product_attention on the same q, k and v.
 
-    python -m kernels.bench train --models cable rope
-        training steps: tok/s, and the ratio to nope
+    python -m kernels.bench train --size small
+        training steps: tok/s, and the ratio to nope; on a GPU compiled, 8 sequences a step
     python -m kernels.bench decode --lengths 4096
         one cached token after a long context: ms
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
         plain as in the model file, literal T x T, and the way of kernels/, which is compared;
-        on a GPU flex, torch's FlexAttention, for CABLE and FoX, forward
+        on a GPU flex, torch's FlexAttention, for CABLE and FoX, with gradients where torch can
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
 """
+import argparse
 import itertools
+import multiprocessing
 import shlex
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,23 +38,18 @@ from data import piece
 from data.text import Task
 
 
-def clock(device, f, *args):
-    """Seconds that f takes, GPU work included."""
-    on_cpu = device.type == "cpu"
-    wait = (torch.cpu if on_cpu else torch.accelerator).synchronize
-    wait()
-    start = time.perf_counter()
-    f(*args)
-    wait()
-    return time.perf_counter() - start
-
-
 def turns(args, steps):
     """{name: f} -> {name: median seconds}; a round runs each f once, two warm up."""
+    on_cpu = args.device.type == "cpu"
+    wait = (torch.cpu if on_cpu else torch.accelerator).synchronize
     seconds = {name: [] for name in steps}
     for _ in range(2 + args.repeats):
         for name, f in steps.items():
-            seconds[name].append(clock(args.device, f))
+            wait()
+            start = time.perf_counter()
+            f()
+            wait()
+            seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times[2:]) for name, times in seconds.items()}
 
 
@@ -86,37 +84,47 @@ def build(args, names, **shape):
 
 
 def compared(args):
-    """nope and --models; without these the causal ones of model files, not of experiments/."""
-    names = args.models or [
-        name for name in that_read(False)
-        if not models()[name][0].__name__.startswith("experiments.")]
-    return dict.fromkeys(["nope", *names])
+    """nope and --models. Without these: at nano size the causal ones of all model files."""
+    names = args.models or ["rope", "alibi", "cable", "fox", "tra", "cope"]
+    if not args.models and args.size == "nano":  # but for those of experiments/
+        names = [name for name in that_read(False)
+                 if not models()[name][0].__name__.startswith("experiments.")]
+    return list(dict.fromkeys(["nope", *names]))
 
 
-def timed(args, prepare, **shape):
-    """prepare(model, idx) -> a step to time. -> {name: seconds}"""
-    steps = {}
-    for name, model, idx in build(args, compared(args), **shape):
-        steps[name] = prepare(model, idx)
-    return turns(args, steps)
+def training_step(args, name):
+    """-> a step of training a model, compiled on a GPU, and how many tokens it takes."""
+    on_gpu = args.device.type == "cuda"
+    (_, model, idx), = build(args, [name], **dict(batch_size=8) if on_gpu else {})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    run = torch.compile(model) if on_gpu else model
+
+    def step():
+        with args.autocast:
+            loss = run(idx[:, :-1], idx[:, 1:])[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return step, idx[:, 1:].numel()
+
+
+def compile_first(args, name):
+    """In a process of its own: what is compiled here is found on disk by whoever comes next."""
+    args.device, args.autocast, _ = setup(args)
+    training_step(args, name)[0]()
 
 
 def train(args):
-    def prepare(model, idx):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-        run = torch.compile(model) if args.device.type == "cuda" else model
-
-        def step():
-            with args.autocast:
-                loss = run(idx[:, :-1], idx[:, 1:])[1]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return step
-    seconds, size = timed(args, prepare), Task.defaults[args.size]
-    tokens = size["batch_size"] * size["block_size"]
+    names = compared(args)
+    if args.device.type == "cuda":  # one after the other, seven models took 15 minutes
+        asked = argparse.Namespace(**vars(args) | dict(autocast=None, keep=None))
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(4, context) as pool:  # of GPT-2 small's size, each takes 12 GB
+            list(pool.map(compile_first, [asked] * len(names), names))
+    steps = {name: training_step(args, name) for name in names}
+    seconds = turns(args, {name: step for name, (step, _) in steps.items()})
     return show("train", {
-        name: dict(tok_s=round(tokens / t), of_nope=seconds["nope"] / t)
+        name: dict(tok_s=round(steps[name][1] / t), of_nope=seconds["nope"] / t)
         for name, t in seconds.items()})
 
 
@@ -134,7 +142,8 @@ def decode(args):
             cache.t = n  # back to where we were
         return step
     with torch.no_grad(), args.autocast:
-        seconds = timed(args, prepare, block_size=n + 10, batch_size=1)
+        cases = build(args, compared(args), block_size=n + 10, batch_size=1)
+        seconds = turns(args, {name: prepare(model, idx) for name, model, idx in cases})
     return show("decode", {
         name: dict(ms=1000 * t / 10, times_nope=t / seconds["nope"])
         for name, t in seconds.items()})
@@ -152,7 +161,6 @@ def attention(args):
             measure(args, rows[T], name, model, calls, "forward")
             if T <= 4096 or not several:  # for its backward a plain function keeps every bias
                 measure(args, rows[T], name, model, calls, "both")
-            args.keep(rows)
         show(f"attention, {T:,} tokens", rows[T])
         for name, row in rows[T].items():
             if not row.get("differs", 0) < 0.1:
@@ -189,17 +197,19 @@ def flex(name, T, device, run):
     def way(q, k, v, S, g=None):
         S = -S if name == "fox_attention" else S
         g = torch.ones_like(S) if g is None else g
+        own = S.clone()  # torch 2.11 has no gradients for what is read both at i and at j
 
         def score(s, b, h, i, j):
-            return s - g[b, h, i] * (S[b, h, i] - S[b, h, j])
+            return s - g[b, h, i] * (own[b, h, i] - S[b, h, j])
         return run(q, k, v, score_mod=score, block_mask=mask)
     return way
 
 
-def ways(args, name, model, calls, backward=False):
+def ways(args, name, model, calls):
     """{label: function} of what can be had here; the first is torch's own."""
     module, causal = attention_module(model), not is_encoder(model)
     plain, literal = plain_function(module), getattr(module, "literal", None)
+    T = calls[0][1].size(2)
     functions = {"sdpa": lambda q, k, v, *_: F.scaled_dot_product_attention(
         q, k, v, is_causal=causal)}
     if "plain" in args.ways:
@@ -208,13 +218,10 @@ def ways(args, name, model, calls, backward=False):
         fast = kernels.faster(plain, *calls[0])
         if "kernel" in args.ways and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
-    can_flex = args.device.type == "cuda" and not backward
-    if can_flex and plain.__name__ in ("cable_attention", "fox_attention"):
+    if args.device.type == "cuda" and plain.__name__ in ("cable_attention", "fox_attention"):
         functions[f"{name}: flex"] = flex(
-            plain.__name__, calls[0][1].size(2), args.device, torch.compile(flex_attention))
-    if "compiled" in args.ways:
-        functions[f"{name}: compiled"] = torch.compile(plain, dynamic=False)
-    if "literal" in args.ways and literal and calls[0][1].size(2) <= 4096:  # it is T x T
+            plain.__name__, T, args.device, torch.compile(flex_attention))
+    if "literal" in args.ways and literal and T <= 4096:  # it is T x T
         functions[f"{name}: literal"] = lambda *inputs: literal(*inputs)[0]
     return functions
 
@@ -241,8 +248,13 @@ def step_of(f, model, calls, backward):
 def measure(args, rows, name, model, calls, key):
     """One case, forward or both, into {label: row}; sdpa's row is that of the first case."""
     steps, kernel = {}, f"{name}: kernel"
-    for label, f in ways(args, name, model, calls, key == "both").items():
+    for label, f in ways(args, name, model, calls).items():
         steps[label] = step_of(f, model, calls, key == "both")
+    try:  # flex: not all of it has gradients in every torch
+        steps.get(f"{name}: flex", list)()
+    except Exception as e:
+        del steps[f"{name}: flex"]
+        print(f"{name}: flex, {key}: {type(e).__name__}: {str(e).splitlines()[0]}")
     seconds = turns(args, steps)
     for label, t in seconds.items():
         row = rows.setdefault(label, {})
@@ -263,20 +275,19 @@ def difference(ours, theirs):
 # -----------------------------------------------------------------------------
 
 WHAT = dict(train=train, decode=decode, attention=attention)
+WAYS = "plain", "kernel", "literal"
 
 
 def parse(argv):
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("what", nargs="+", choices=WHAT)
-    add("--models", nargs="+", help="default: the causal ones of the model files; attention: the "
-                                    "first name of every file")
+    add("--models", nargs="+", help="default: the causal ones of the model files; at other sizes "
+                                    "seven; attention: the first name of every file")
     add("--run", help="attention: a trained run, whose layers' inputs to take")
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
     add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096")
-    add("--ways", nargs="+", default=["plain", "kernel", "literal"],
-        choices=("plain", "kernel", "literal", "compiled"),
-        help="attention: default all but compiled, which takes minutes")
+    add("--ways", nargs="+", default=WAYS, choices=WAYS, help="attention; default: all")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     add("--out", help="where to write the JSON (default: in results/, by what and device)")
     add_run_flags(parser)
@@ -297,11 +308,8 @@ def main(argv=None):
     command = shlex.join(["python", "-m", "kernels.bench", *asked])
     result = dict(command=command, environment=environment(), size=args.size, where=words)
     for what in args.what:
-        def keep(rows, what=what):
-            result[what] = rows
-            write_json(out, result)
-        args.keep = keep
-        keep(WHAT[what](args))
+        result[what] = WHAT[what](args)
+        write_json(out, result)
     print(f"wrote {out}")
 
 

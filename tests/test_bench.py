@@ -1,5 +1,6 @@
 """kernels/bench.py: speed and memory."""
 import json
+import pickle
 import types
 
 import pytest
@@ -35,8 +36,22 @@ def test_bench_measures_training_and_decoding(home, monkeypatch):
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
     assert result["command"].startswith("python -m kernels.bench train decode")
-    every = bench.compared(types.SimpleNamespace(models=None)).keys()
-    assert {"nope", "diff", "cope_val", "perinorm", "label"} <= every and "cope_mlp" not in every
+    every = bench.compared(types.SimpleNamespace(models=None, size="nano"))
+    assert {"nope", "diff", "cope_val", "perinorm", "label"} <= {*every}
+    assert "cope_mlp" not in every
+    seven = bench.compared(types.SimpleNamespace(models=None, size="small"))
+    assert " ".join(seven) == "nope rope alibi cable fox tra cope"
+
+
+def test_models_are_compiled_in_processes_of_their_own(monkeypatch):
+    """What such a process is sent it can read, and one step of training is run."""
+    tiny = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2)
+    monkeypatch.setitem(data.text.Task.defaults, "nano", tiny)
+    args, stepped = bench.parse(["train", "--device", "cpu"]), []
+    args.device, args.vocab_size = torch.device("cpu"), 257
+    monkeypatch.setattr(torch.optim.AdamW, "step", stepped.append)
+    bench.compile_first(pickle.loads(pickle.dumps(args)), "cable")
+    assert len(stepped) == 1
 
 
 @pytest.mark.slow
