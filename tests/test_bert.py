@@ -9,15 +9,7 @@ import torch
 import encoders.mlm
 from common.spy import spy
 from encoders import bert
-from tests.helpers import (
-    ENCODERS,
-    N,
-    close,
-    make,
-    mlp_by_hand,
-    rng,
-    turned,
-)
+from tests.helpers import ENCODERS, N, close, make, mlp_by_hand, rng, turned
 
 
 def naive_encoder_attention(q, k, v, real, S, g):

@@ -12,16 +12,7 @@ from common import names
 from common.spy import plain_function, spy
 from rivals import classics, fox
 from tests.examples import example
-from tests.helpers import (
-    DEVICE,
-    EDITS,
-    ROOT,
-    SMALL,
-    WAYS,
-    close,
-    make,
-    with_gradients,
-)
+from tests.helpers import DEVICE, EDITS, ROOT, SMALL, WAYS, close, make, with_gradients
 
 EDITED = "it was edited; kernels/ knows the original"
 

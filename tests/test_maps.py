@@ -9,14 +9,7 @@ import torch
 from common.checkpoint import load_run
 from common.names import make_task
 from figures import maps
-from tests.helpers import (
-    command,
-    complaint,
-    drawn,
-    is_png,
-    make,
-    rng,
-)
+from tests.helpers import command, complaint, drawn, is_png, make, rng
 
 
 def test_maps_of_reach(home, trained):

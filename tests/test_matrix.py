@@ -7,13 +7,7 @@ import pytest
 
 from experiments import Row, cells, rows
 from experiments.papers import matrix
-from tests.helpers import (
-    TINY_FLAGS,
-    command,
-    markdown_tables,
-    write_fork,
-    write_notes,
-)
+from tests.helpers import TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
 TEXT = {key: matrix.COLUMNS["text: perplexity"][key] for key in ("task", "better", "form", "least")}
 COLUMNS = {

@@ -8,15 +8,7 @@ import torch
 from common import names
 from common.settings import new_settings
 from common.spy import attention_module, plain_function, spy
-from tests.helpers import (
-    ROOT,
-    TINY_FLAGS,
-    close,
-    command,
-    complaint,
-    is_png,
-    write_task,
-)
+from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
 
 # -----------------------------------------------------------------------------
 # a model
@@ -106,21 +98,13 @@ def test_a_bad_task_in_one_line(tasks, home, old, new, says):
     assert says in complaint(home, *words, "--data", "bad")
 
 
-def test_what_a_task_keeps(tasks, home):
-    """It goes into the checkpoint and back; runs that keep something else are not compared."""
-    write_task(tasks, "coded", PARITY + """
-    def prepare(self, model):
-        self.code = torch.randperm(99)
-
-    def state(self):
-        return dict(code=self.code)
-
-    def load(self, state):
-        self.code = state["code"]
-""")
-    for seed in (1, 2):
-        command(home, "train.py", "--data", "coded", *FLAGS, "--seed", seed, "--out_dir", seed)
-    command(home, "train.py", "--resume", "1", "--max_iters", 2, "--no-evaluate")
-    kept = torch.load(home / "1" / "ckpt.pt", weights_only=True)["kept"]
-    assert kept["code"].sort().values.tolist() == list(range(99))
-    assert "2/ckpt.pt has another code than 1/ckpt.pt" in complaint(home, "eval.py", "1", "2")
+def test_the_readmes_lines_of_python(trained):
+    """Logits and loss of a text, and more of it, from a run's folder; its weights are plain."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"From Python:\n```python\n(.*?)```", readme, re.S)[1]
+    known = {}
+    exec(code.replace("out/cable-stdlib-nano", str(trained / "cable")), known)
+    assert known["logits"].shape == (1, 2, 257) and known["loss"].isfinite()
+    assert known["more"].shape == (1, 100)
+    weights = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)["model"]
+    known["run"].model.load_state_dict(weights)

@@ -1,26 +1,16 @@
 """
 Signals, several processes, a full disk: in processes of their own, in a copy of the repository.
 """
-import fcntl
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
 import torch
 
-from tests.helpers import (
-    ONE_THREAD,
-    TINY_FLAGS,
-    TINY_RUN,
-    command,
-    losses,
-    process,
-)
+from tests.helpers import ONE_THREAD, TINY_FLAGS, TINY_RUN, command, losses, process
 
 
 @pytest.mark.slow
@@ -52,41 +42,20 @@ def test_two_processes_that_are_interrupted_equal_one(repo):
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
 
 
-LONG_RUN = ["train.py", *map(str, TINY_RUN), "--max_iters", "100000", "--eval_interval", "100000"]
-
-
-def started(folder, out, stdout, **how):
-    """A training that is under way: it has begun its log, and no checkpoint is there."""
-    training = subprocess.Popen([sys.executable, *LONG_RUN, "--out_dir", out], cwd=folder,
-                                stdout=stdout, env=os.environ | ONE_THREAD, **how)
-    while not (log := folder / out / "log.jsonl").exists() or not log.read_text():
-        assert training.poll() is None
-        time.sleep(0.1)
-    return training
-
-
-def saved_all(run):
-    """The checkpoint is of the last step in the log."""
-    last = torch.load(run / "ckpt.pt", weights_only=True)["iter"]
-    return last == max(losses(run)[0]) > 0
-
-
 @pytest.mark.slow
 def test_a_kill_of_a_whole_group_saves_though_nobody_reads_any_more(repo):
     """`timeout 99 python train.py | tee log`: the reader may go first."""
     reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    training = started(repo, "out/group", reader.stdin, start_new_session=True)
+    words = [*TINY_RUN, "--max_iters", 100000, "--eval_interval", 100000, "--out_dir", "out/group"]
+    training = subprocess.Popen([sys.executable, "train.py", *map(str, words)], cwd=repo,
+                                stdout=reader.stdin, env=os.environ | ONE_THREAD,
+                                start_new_session=True)
+    run = repo / "out" / "group"
+    while not (run / "log.jsonl").exists() or not (run / "log.jsonl").read_text():
+        assert training.poll() is None
+        time.sleep(0.1)
     reader.kill()
     reader.wait()
     os.killpg(training.pid, signal.SIGTERM)
-    assert training.wait(120) == 130 and saved_all(repo / "out/group")
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_stops_and_saves(repo):
-    ours, theirs = pty.openpty()
-    training = started(repo, "out/terminal", theirs, start_new_session=True,
-                       preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0))
-    os.close(theirs)
-    os.close(ours)
-    assert training.wait(120) == 130 and saved_all(repo / "out/terminal")
+    assert training.wait(120) == 130
+    assert torch.load(run / "ckpt.pt", weights_only=True)["iter"] == max(losses(run)[0]) > 0

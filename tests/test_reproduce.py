@@ -12,15 +12,7 @@ import pytest
 import torch
 
 from experiments import Row, pages, rows, runs, tables
-from tests.helpers import (
-    ONE_THREAD,
-    TINY_FLAGS,
-    cells,
-    command,
-    complaint,
-    entry,
-    is_png,
-)
+from tests.helpers import ONE_THREAD, TINY_FLAGS, cells, command, complaint, entry, is_png
 
 BLOCK = "# Mine\n\n<!-- table texts -->\n<!-- /table -->\n\nWords.\n"
 
@@ -169,18 +161,6 @@ def test_tables_of_tasks_by_hand():
     assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
-
-
-def test_tables_of_searches_by_hand():
-    """Beside the first row's mean of seeds, query by query; nDCG is 1, 1 / 2 and 0 at 1, 3, 11."""
-    places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
-    result = dict(answers=[0, 0, 1, 1], runs=[dict(label=label, places=at)
-                                              for label, at in zip("aab", places)])
-    (_, table), = tables.paired_table(result, ["8", "16"], ["8 (1x)", "16 (2x)"])
-    b = cells_of(table)[1]
-    assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
-    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
-    assert not list(tables.paired_table(result, ["8", "16"], []))
 
 
 def test_a_flag_that_stands_twice_counts_once():

@@ -9,16 +9,7 @@ import torch
 
 from data import corpora
 from encoders import bm25, pairs, retrieval, scoring
-from tests.helpers import (
-    ENCODER_FLAGS,
-    close,
-    command,
-    complaint,
-    documents,
-    is_png,
-    make,
-    rng,
-)
+from tests.helpers import ENCODER_FLAGS, close, command, complaint, documents, is_png, make, rng
 
 
 def read(texts):

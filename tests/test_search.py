@@ -142,18 +142,6 @@ def table_of(metric, **schemes):
     return "\n\n".join(part for pair in texts for part in pair).splitlines()
 
 
-def test_a_diverged_trial_is_counted_and_left_out():
-    """In the JSON as null, in the table as a dash or a number of the others."""
-    nothing = dict(test=None, validation=None)
-    bad = dict(finite=False, tvd=dict(raw=nothing, bema=nothing))
-    table = table_of("tvd", pre=[trial("tvd", 0.5, 0.1), trial("tvd", 0.2, 0.3), bad],
-                     post=[bad], peri=[trial("tvd", 0.25, 0.1)])
-    assert table[0] == "TVD, a panel, at 3:"
-    assert table[4].startswith("| pre | 3 | 1 | 0.3500 | 0.5000 |")
-    assert table[5] == "| post | 1 | 1 | - | - | - | - | 0 of 0, p = 1 | - |"
-    assert table[6].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 1 of 1, p = 1 | 0.50 |")
-
-
 def test_the_paired_sign_test():
     """Against the tail of a fair coin counted one by one, and by hand."""
     for n in range(7):

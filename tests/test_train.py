@@ -16,17 +16,7 @@ from common import names
 from common.batches import batches
 from common.checkpoint import load_run
 from common.settings import TrainConfig, new_settings
-from tests.helpers import (
-    ENCODERS,
-    HARD,
-    MODELS,
-    TINY_FLAGS,
-    close,
-    command,
-    is_png,
-    losses,
-    make,
-)
+from tests.helpers import ENCODERS, HARD, MODELS, TINY_FLAGS, close, command, is_png, losses, make
 
 
 def test_one_command_trains_evaluates_draws_and_writes(home):
