@@ -7,14 +7,7 @@ import pytest
 
 from experiments import Row, cells, rows
 from experiments.papers import matrix
-from tests.helpers import (
-    TINY_FLAGS,
-    command,
-    complaint,
-    markdown_tables,
-    write_fork,
-    write_notes,
-)
+from tests.helpers import TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
 TEXT = {key: matrix.COLUMNS["text: perplexity"][key] for key in ("task", "better", "form", "least")}
 COLUMNS = {
@@ -62,18 +55,6 @@ def test_a_matrix_and_a_row_that_is_added(copy, here):
     assert len(list(folder.rglob("*.json"))) == 6
     out, _ = run("--add", "mine", "--tasks", "flipflop")
     assert "1 runs, 1 of them there" in out and "text" not in markdown_tables(out)[0]["rope"]
-
-
-def test_what_cannot_be_added_to_a_matrix(copy, here):
-    write_notes(copy)
-    here(matrix=small_matrix("rope"), recall=small_matrix("rope") | dict(cpu=dict(rows={})))
-    for name, says in (("rpoe", "unknown model 'rpoe': did you mean rope"),
-                       ("rope", "rope is in the matrix already"),
-                       ("bert_cable", "bert_cable is an encoder, and the matrix is of causal")):
-        assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
-    assert "--add is not for recall" in complaint(copy, "reproduce.py", "recall", "--add", "fox")
-    assert "matrix has no 'txet' among its tasks: did you mean text?" in complaint(
-        copy, "reproduce.py", "matrix", "--tasks", "txet")
 
 
 def test_the_columns_of_the_matrix_by_hand():

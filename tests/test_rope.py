@@ -89,16 +89,6 @@ def test_cached_is_whole_and_no_later_token_matters(repair, pieces):
         assert torch.equal(model(other)[0][:, :30], whole[:, :30])
 
 
-def test_frequencies_at_the_ends_of_ntk_and_yarns_ramp():
-    d, T = 32, 4096
-    plain, ntk, yarn = (Turn(repair, d, 256, T) for repair in ("", "ntk", "yarn"))
-    assert ntk.theta[0] == plain.theta[0]
-    assert ntk.theta[-1].item() == pytest.approx(plain.theta[-1].item() / 16, rel=1e-12)
-    share = (1 - yarn.theta / plain.theta) / (1 - 1 / 16)
-    close(share, (torch.arange(16, dtype=torch.float64) / 7).clamp(max=1), 1e-12)
-    assert yarn.m(None) == pytest.approx(1.631, abs=1e-3)
-
-
 @pytest.mark.parametrize("repair", ["window", "sinks"])
 def test_a_window_keeps_constant_memory(repair):
     model, cache = make("rope", repair=repair, block_size=L), Cache(100)
