@@ -127,6 +127,13 @@ def test_measure_on_sets():
     assert np.isnan(scores["accuracy"][2]).all()
 
 
+SET = dict(data="set_complement", n=6, block_size=2, batch_size=4, longest=5, at=[3, 3])
+EXACT = SET | dict(n=8, longest=7, at=[4, 4], exact=True)
+DYCK = dict(data="dyck", k=2, m=2, block_size=4, batch_size=4, longest=16, at=[5, 16])
+TOMITA = dict(data="tomita", language=3, block_size=4, batch_size=4, longest=12, at=[5, 12])
+MAXIMUM = dict(data="max_retrieval", batch_size=4, longest=32, at=[32, 32])
+
+
 def small(name, panels):
     """One of the papers' random searches, of two steps."""
     entry = postnorm.ENTRIES[name]
@@ -137,14 +144,14 @@ def small(name, panels):
 def test_a_random_search_from_one_command(home, here, monkeypatch):
     """A panel a file, with all settings; what is there is not made again; the table."""
     monkeypatch.setattr(search, "SEQUENCES", 16)
-    panels = postnorm.set_panels(4, (6, 2)) | postnorm.exact_panels(4, (8, 2))
+    panels = {"n = 6, trained on 2": SET, "n = 8, p* itself": EXACT}
     here(postnorm_fig1=small("postnorm_fig1", panels))
     words = "reproduce.py", "postnorm_fig1", "--device", "cpu"
     out, _ = command(home, *words)
     assert out.count("$ python -m experiments.search") == 2
     folder = home / "results" / "runs" / "postnorm_fig1.cpu"
     path = folder / "n-6-trained-on-2.json"
-    assert {p.name for p in folder.iterdir()} == {path.name, "n-8-trained-on-2-p-itself.json"}
+    assert {p.name for p in folder.iterdir()} == {path.name, "n-8-p-itself.json"}
     panel = json.loads(path.read_text())
     assert panel["name"] == "n = 6, trained on 2" and panel["lengths"][-1] == [5, 5]
     drawn = [search.draw_trial(rng([1337, i]), 3e-2) for i in range(2)]
@@ -171,12 +178,11 @@ def test_a_random_search_from_one_command(home, here, monkeypatch):
 
 
 @pytest.mark.parametrize("name, panels, metrics", [
-    ("postnorm_fig2", {"a": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))},
-     {"accuracy"}),
-    ("postnorm_fig3", postnorm.dyck_panels(4, (2, 2, 4)), {"tvd", "auc"}),
-    ("postnorm_fig4", postnorm.tomita_panels(4, 4, 12), {"auc", "tvd"}),
-    ("postnorm_theorem", postnorm.exact_panels(4, (8, 2)), {"precision", "tvd"}),
-    ("postnorm_bema", postnorm.set_panels(4, (6, 2)), {"tvd"})])
+    ("postnorm_fig2", {"a": MAXIMUM}, {"accuracy"}),
+    ("postnorm_fig3", {"k = 2": DYCK}, {"tvd", "auc"}),
+    ("postnorm_fig4", {"a": TOMITA}, {"auc", "tvd"}),
+    ("postnorm_theorem", {"a": EXACT}, {"precision", "tvd"}),
+    ("postnorm_bema", {"a": SET}, {"tvd"})])
 def test_every_random_search_is_made_and_put_in_a_table(name, panels, metrics, home, here,
                                                         monkeypatch):
     monkeypatch.setattr(search, "SEQUENCES", 16)
@@ -194,7 +200,7 @@ def test_every_random_search_is_made_and_put_in_a_table(name, panels, metrics, h
                 assert ("ema" in trial[min(metrics)]) == (name == "postnorm_bema")
     for view in views:  # the same trials by another metric
         out, _ = command(home, "reproduce.py", view)
-        assert "$ python -m" not in out and "\nAUC, k = 2, m = 2, " in out
+        assert "$ python -m" not in out and "\nAUC, k = 2, at " in out
 
 
 def trial(metric, test, validation=None, finite=True, ema=None):
