@@ -103,7 +103,7 @@ def panels(entry, part, folder):
 
 def beside(result, jobs, name):
     """A matrix with the row that was added, of its tasks alone."""
-    mine = [read(job.path, run_of) for job in jobs if job.done]
+    mine = [read(job.path, run_of) for job in jobs if job.path.exists()]
     mine = [run for run in mine if run]
     texts = {run["task"]: run["data"].get("sha256") for run in mine}
     tasks, runs = {job.task for job in jobs}, []

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import model_cable
+from experiments.variants import replace_attention
 from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
 
 
@@ -49,21 +50,12 @@ def literal(q, k, v, S, g=None, log_kernel="outside"):
 
 def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
     """
-    Causal attention by torch's fused call.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
     float64. Returns (B, H, Tq, d).
     """
-    Tq, Tk = q.size(2), k.size(2)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
-    distance = S[:, :, Tk - Tq:, None] - S[:, :, None, :]                   # (B, H, Tq, Tk)
-    g = 1 if g is None else g[..., None]
-    if log_kernel == "outside":
-        bias = -g * torch.log1p(distance * distance)
-    else:
-        bias = -torch.log1p((g * distance)**2)
-    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return literal(q, k, v, S, g, log_kernel)[0]
 
 
 class CausalSelfAttention(model_cable.CausalSelfAttention):
@@ -92,7 +84,4 @@ class GPT(model_cable.GPT):
         if config.log_kernel not in ("outside", "inside"):
             raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)

@@ -22,6 +22,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 import model_cope
+from experiments.variants import replace_attention
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
 from rivals import classics
 from rivals.classics import Relative
@@ -69,24 +70,12 @@ def literal(q, k, v, position, unturned, gate_keys=None):
 
 def counting_attention(q, k, v, position, unturned, gate_keys=None):
     """
-    The same, faster, by torch's fused call.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     position: a Position; unturned (B, H, Tq, d) are the queries that it sees; gate_keys
     (B, H, Tk, d) are what the gates see, None for k. Returns (B, H, Tq, d).
     """
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    gate_keys = (k if gate_keys is None else gate_keys).flip(2)
-    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
-    j = torch.arange(Tk, device=q.device).flip(0)
-    float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
-    gates = (q @ gate_keys.transpose(-1, -2)).to(float_type)
-    step = (gates / math.sqrt(d)).sigmoid() * (j <= i)
-    bias = position(unturned, position.clamp(step.cumsum(-1)))              # (B, H, Tq, Tk)
-    if position.relative is not None:
-        bias = bias + position.relative.bias(q, i, j)
-    bias = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return literal(q, k, v, position, unturned, gate_keys)[0]
 
 
 def given_slopes(config):
@@ -192,8 +181,6 @@ def check(config):
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
     if config.plus == "rope" and config.gates != "key":
         raise ValueError("plus=rope turns q and k: its gates can only be key gates")
-    if config.plus == "rope" and config.n_embd // config.n_head % 2:
-        raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
     if config.drop and config.P < 2:
         raise ValueError("drop needs P of at least 2: a query's own key stays")
 
@@ -203,10 +190,7 @@ class GPT(model_cope.GPT):
     def __init__(self, config):
         check(config)
         super().__init__(config)
-        weights = {name: w for name, w in self.state_dict().items() if name[0] == "h"}
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights, strict=False)  # as they start there
+        replace_attention(self, CausalSelfAttention)
         shared = config.share and (config.position != "alibi" or config.slopes)
         uses = [config.position] * (1 if shared else config.n_layer)
         if config.first:

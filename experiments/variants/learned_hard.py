@@ -2,18 +2,11 @@
 Hard attention (CoPE, Table 7 and appendix C): a query takes the one key that it likes best. The
 weights' gradient is softmax's, straight-through. Positions are learned, as in rivals/classics.py.
 """
-from dataclasses import dataclass
-
 from torch.nn import functional as F
 
+from experiments.variants import replace_attention
 from rivals import classics
-from rivals.classics import Cache  # noqa: F401  (decoding asks the module for it)
-
-
-@dataclass
-class GPTConfig(classics.GPTConfig):
-    pe: str = "learned"  # no other
-
+from rivals.classics import Cache, GPTConfig  # noqa: F401  (asked for here)
 
 VARIANTS = dict(learned_hard=dict(pe="learned"))
 
@@ -55,7 +48,4 @@ class CausalSelfAttention(classics.CausalSelfAttention):
 class GPT(classics.GPT):
     def __init__(self, config):
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)

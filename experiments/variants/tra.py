@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import model_tra
+from experiments.variants import replace_attention
 from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
 
 
@@ -90,10 +91,7 @@ class GPT(model_tra.GPT):
         if config.distance not in ("survivors", "plain", "none"):
             raise ValueError(f"distance={config.distance!r} is not one of survivors, plain, none")
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)
         for module in self.h.modules():
             if config.torch_init and isinstance(module, nn.Linear):
                 module.reset_parameters()
