@@ -237,4 +237,4 @@ def test_a_flag_that_stands_twice_counts_once():
     one, two = (dict(label=label, train_command=f"python train.py --data x --model {model} {own}",
                      command="python eval.py out/a --out b")
                 for label, model, own in (("fox", "fox", "--qk_norm"), ("b", "tra", "--P 4")))
-    assert pages.differing([one, two]) == {"b": "`--model tra` `--P 4` no `--qk_norm`"}
+    assert pages.differing([one, two]) == {"fox": "", "b": "`--model tra` `--P 4`"}
