@@ -20,13 +20,14 @@ from typing import NamedTuple
 
 from common import names
 from common.checkpoint import load_checkpoint
-from common.files import ROOT, read_json, read_log, write_json
+from common.files import ROOT, read_json, write_json
 from common.settings import new_settings
 from data.text import VOCABULARY
 from encoders.mlm import UNK
 from experiments import find
 from experiments.cells import values_of
 from experiments.runs import once, slug, table
+from figures.plot import logged
 
 TRAINING = defaultdict(threading.Lock)  # by folder
 
@@ -126,13 +127,11 @@ def planned(name, entry, scale, args, folder):
 def record(job):
     """What a run's file holds: eval.py's JSON, and its training."""
     result, (out, start) = read_json(ROOT / f"{job.score[-1]}.json"), job.trainings[-1]
-    checkpoint, log = load_checkpoint(ROOT / out / "ckpt.pt"), read_log(ROOT / out)
+    checkpoint, curves = load_checkpoint(ROOT / out / "ckpt.pt"), logged(ROOT / out, job.label)
     row, = result["runs"]
-    row |= dict(label=job.label, train_command=shlex.join(start),
+    row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
-    for name, key in (("loss", "loss"), ("val_loss", "val_loss"), ("history", "scores")):
-        curve = [[r["iter"], r[key]] for r in log if key in r]
-        row |= {name: curve} if curve else {}
+    row |= {name: curve for name, curve in curves.items() if curve}  # and the label
     row["fell"] = fell(row["val_loss"], checkpoint["config"]["max_iters"])
     if job.task:
         values = values_of(job.columns, job.task, row)
@@ -208,9 +207,9 @@ def measured(name, scale, task=""):
     result, seconds = table(name, scale), []
     for one in result.get("runs", []):
         if task in ("", one.get("task")):
-            evaluation = one["eval_seconds"]
-            by_length = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
-            seconds.append(one["train_seconds"] + sum(by_length))
+            spent = one["eval_seconds"]
+            spent = sum(spent.values()) if isinstance(spent, dict) else spent  # by length
+            seconds.append(one["train_seconds"] + spent)
     for panel in result.get("panels", []):
         seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
     return statistics.mean(seconds) if seconds else 0

@@ -33,7 +33,7 @@ from common.names import find_task, nearest, pick
 from data import tvd
 from experiments import find
 from experiments.jobs import Job
-from experiments.runs import panel_of, read, slug
+from experiments.runs import read, slug
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from scoring import binned
 from scoring.rates import auc
@@ -266,11 +266,11 @@ def planned(name, scale, folder):
     entry, part = find(name, scale)
     jobs = []
     for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
-        path = folder / f"{slug(panel)}.json"
-        done, model = path.exists(), partial(hard_coded, 4, 1.0)
+        path, model = folder / f"{slug(panel)}.json", partial(hard_coded, 4, 1.0)
+        done = path.exists()
         if panel != "theorem":
-            there = read(path, panel_of) if done else {}  # a damaged one is left as it is
-            done = there is None or set(entry["schemes"]) <= there.get("schemes", {}).keys()
+            there = read(path) or dict(schemes=entry["schemes"])  # a damaged one is left as it is
+            done = done and set(entry["schemes"]) <= set(there["schemes"])
             model = partial(small_model, make_task(part["panels"][panel]), entry["schemes"][-1])
         words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
                  "--out", str(path.relative_to(ROOT))]
