@@ -36,7 +36,7 @@ def grouped(runs):
     return groups
 
 
-def by_row(runs, columns, count="seeds", key=None, more=()):
+def by_row(runs, columns, key=None, more=()):
     """
     A row for each label, a cell for each of [(heading, function of the label's runs)]: sorted by
     key, if there is one, then more rows.
@@ -44,7 +44,7 @@ def by_row(runs, columns, count="seeds", key=None, more=()):
     rows = [[label, len(same), *(cell(same) for _, cell in columns)]
             for label, same in grouped(runs).items()]
     rows = sorted(rows, key=key) if key else rows
-    return markdown(["model", count, *(head for head, _ in columns)], [*rows, *more])
+    return markdown(["model", "seeds", *(head for head, _ in columns)], [*rows, *more])
 
 
 def spread(values, form):
@@ -255,25 +255,23 @@ def evidence_table(runs, T):
 # tasks: rates, and the matrix
 
 def task_tables(result):
-    """Rates in %, beside the paper's. Without columns: the first metric of every split."""
+    """Rates in %, beside the paper's."""
     runs, numbers = result["runs"], result.get("paper")
-    asked = result.get("columns") or [(split, split, "") for split in result["splits"]]
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
 
     def rate(T, split, metric, runs):
         scores = [run["scores"][T][split] for run in runs if split in run["scores"].get(T, {})]
-        return percent([by[metric or next(iter(by))] for by in scores])
+        return percent([by[metric] for by in scores])
 
     columns = []
-    for n, (name, split, metric) in enumerate(asked):
-        head = name if "columns" in result else f"{name} {int(first):,}"
-        columns.append((head, partial(rate, first, split, metric)))
+    for n, (name, split, metric) in enumerate(result["columns"]):
+        columns.append((name, partial(rate, first, split, metric)))
         if numbers:
             columns.append(("paper", partial(published, numbers, n, form="g")))
         for T in longer:
             head = f"{int(T):,}" if name == first else f"{name} {int(T):,}"
             columns.append((head, partial(rate, T, split, metric)))
-    texts = [("", by_row(runs, columns, "seeds" if "columns" in result else "runs"))]
+    texts = [("", by_row(runs, columns))]
     if any("by_answer" in run for run in runs):
         texts.append(answers_table(result))
     return texts

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import model_cable
-from experiments.variants import replace_attention
+from experiments.variants import heads, joined, replace_attention
 from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
 
 
@@ -59,24 +59,14 @@ def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
 
 
 class CausalSelfAttention(model_cable.CausalSelfAttention):
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.log_kernel = config.log_kernel
-
-    def forward(self, x, cache):  # model_cable.py's, but for the attention
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+    def forward(self, x, cache):
+        q, k, v = heads(self, x, cache)
         a = self.step(self.w_c(x).float()).transpose(1, 2)                  # (B, H, T)
         g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None
         if cache is not None:
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
             a = cache.append(f"a{self.layer}", a)
-        y = k_cable_attention(q, k, v, a.cumsum(-1), g, self.log_kernel)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        y = k_cable_attention(q, k, v, a.cumsum(-1), g, self.config.log_kernel)
+        return joined(self, y)
 
 
 class GPT(model_cable.GPT):

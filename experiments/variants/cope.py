@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-from torch.nn import functional as F
 
 import model_cope
-from experiments.variants import replace_attention
+from experiments.variants import heads, joined, replace_attention
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
 from rivals import classics
 from rivals.classics import Relative
@@ -149,29 +148,19 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         if config.plus == "rope":
             self.rope = Turn("", config.n_embd // config.n_head, config.block_size, 1)
 
-    def forward(self, x, cache, position):  # model_cope.py's, but for the attention
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        gate_keys = None
+    def forward(self, x, cache, position):
+        q, k, v = heads(self, x, cache)
+        gate_keys = v if self.gates == "val" else None
         if self.gates == "sep":
-            gate_keys = self.w_g(x).view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        if cache is not None:  # counts start at the query: nothing else to remember
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            if gate_keys is not None:
+            gate_keys = self.w_g(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            if cache is not None:
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
-        if self.gates == "val":
-            gate_keys = v
         unturned = q
         if self.rope is not None:
             pos = torch.arange(k.size(2))
-            q = turned(q, self.rope.waves(pos[-T:]))
+            q = turned(q, self.rope.waves(pos[-q.size(2):]))
             k = turned(k, self.rope.waves(pos))
-        y = counting_attention(q, k, v, position, unturned, gate_keys)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        return joined(self, counting_attention(q, k, v, position, unturned, gate_keys))
 
 
 def check(config):
