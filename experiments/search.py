@@ -15,6 +15,7 @@ which a trial's number is the mean. The ranges of the hyper-parameters are ours.
 import argparse
 import sys
 import time
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def fit(models, trials, batch, steps, device="cpu"):
 
 def pieces(task, split, sequences, T, K, rng, device):
     """New sequences of a split, drawn at once and given in pieces that K models can take."""
+    sequences = max(16, min(sequences, 2**19 // T))
     x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, sequences, rng))
     size = max(1, 2**13 // (K * T))
     return zip(x.split(size), y.split(size))
@@ -149,7 +151,7 @@ def measure_sets(task, logits, weights, sequences, rng, lengths, device="cpu"):
     columns, K = [], len(weights)
     for T in lengths:
         right = []
-        for x, y in pieces(task, str(T), max(16, min(sequences, 2**19 // T)), T, K, rng, device):
+        for x, y in pieces(task, str(T), sequences, T, K, rng, device):
             z = logits(weights, x)                                      # (K, B, classes)
             right.append(torch.where(z.isnan().any(-1), torch.nan, (z.argmax(-1) == y).float()))
         columns.append(torch.cat(right, 1).mean(1).cpu().numpy())
@@ -162,25 +164,23 @@ def measure(task, logits, weights, sequences, rng, device="cpu"):
     -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: TVD, and where the task
     has them AUC and precision, at every position, binned.
     """
-    by_metric, K, T = {}, len(weights), task.block_size
-    sequences = max(16, min(sequences, 2**19 // T))
+    parts, K, T = defaultdict(list), len(weights), task.block_size
     for x, _ in pieces(task, "iid", sequences, T, K, rng, device):
         z, target = logits(weights, x), task.target(x)                  # (K, B, T, vocab)
-        by_metric.setdefault("tvd", []).append(tvd(z, target))
+        parts["tvd"].append(tvd(z, target))
         if task.data == "set_complement":  # an absent token's logit over any present one's
             present = z.masked_fill(target > 0, -torch.inf).amax(-1)
             absent = z.masked_fill(target == 0, torch.inf).amin(-1)
-            by_metric.setdefault("precision", []).append(absent - present)
+            parts["precision"].append(absent - present)
         if task.contrast is not None:
-            score, good = task.contrast(z, x)                           # (K, B, T), (B, T)
-            by_metric.setdefault("score", []).append(score)
-            by_metric.setdefault("good", []).append(good)
-    scores, good = by_metric.pop("score", None), by_metric.pop("good", None)
-    curves = {k: torch.cat(v, 1).mean(1).cpu().numpy() for k, v in by_metric.items()}
-    if scores:
-        good = torch.cat(good).cpu().numpy()
-        scores = torch.cat(scores, 1).cpu().numpy()
-        curves["auc"] = np.stack([auc(score, good) for score in scores])
+            for name, part in zip(("score", "good"), task.contrast(z, x)):
+                parts[name].append(part)                                # (K, B, T), (B, T)
+    every = {name: torch.cat(part, -2) for name, part in parts.items()}
+    curves = {name: every[name].mean(1).cpu().numpy() for name in ("tvd", "precision")
+              if name in every}
+    if "good" in every:
+        good = every["good"].cpu().numpy()
+        curves["auc"] = np.stack([auc(score, good) for score in every["score"].cpu().numpy()])
     width = 1 if T < 64 else max(2, T // 64 * 2)
     edges = [*range(0, T, width), T]
     lengths = [[a + 1, b] for a, b in zip(edges, edges[1:])]
