@@ -296,19 +296,17 @@ def answers_table(result):
             "is always the commonest of them.", markdown(["model", "test set", *heads], lines))
 
 
-NOTES = """\\* not finished: the validation perplexity fell by more than 1 % over the last \
-fifth of the steps. Ends: the method has no positions for strings of that length. Not finite: the \
-loss or the logits were NaN or infinite."""
+NOTES = ("Ends: the method has no positions for strings of that length. Not finite: the loss or "
+         "the logits were NaN or infinite.")
 
 
 def matrix_tables(result):
-    """A row for each method, a column for each number; * marks runs that were not finished."""
+    """A row for each method, a column for each number."""
     rows = []
     for label, by_column in result["cells"].items():
         rows.append([label])
         for name, cell in by_column.items():
             form = result["columns"][name]["form"]
             text = cell.get("reason") or format(cell["value"], form)
-            text += f" ± {cell['spread']:{form}}" if "spread" in cell else ""
-            rows[-1].append(text + (" \\*" if cell.get("unfinished") else ""))
+            rows[-1].append(text + (f" ± {cell['spread']:{form}}" if "spread" in cell else ""))
     return [("", markdown(["method", *result["columns"]], rows) + f"\n\n{NOTES}")]
