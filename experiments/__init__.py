@@ -30,6 +30,7 @@ and where it needs them
     runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers of the paper it has
     beside      an entry of text, for a second figure: what survives, and what reads
+    papers      {heading: (entry, n, more)}: whose n-th numbers stand beside lm's in a second table
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note

@@ -20,7 +20,6 @@ import sys
 from common.files import ROOT, fail, in_one_line, read_json, write_text
 from common.names import nearest
 from experiments import entries, find, methods, speed, tables, trials
-from experiments.papers import lm
 from experiments.runs import once, table
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
@@ -87,9 +86,9 @@ def show(result):
 
 
 def of_papers():
-    """{heading: {row of lm: a paper's number}}"""
+    """{heading: {row of lm: the n-th of an entry's numbers, or what has none of its own}}"""
     columns = {}
-    for heading, (name, n, words) in lm.PAPERS.items():
+    for heading, (name, n, words) in entries()["lm"]["papers"].items():
         numbers = entries()[name]["numbers"]
         columns[heading] = {row: ys[n] for row, ys in numbers.items() if n < len(ys)} | words
     return columns
