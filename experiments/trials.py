@@ -35,21 +35,24 @@ def search_tables(result):
 
 def cells_of(name, trials, metric, references):
     """{heading: cell} of one scheme; trials of every one."""
-    mine, averages = trials[name], list(trials[name][0][metric])[1:]  # after the last weights, raw
-    cells = dict(scheme=name, trials=len(mine), diverged=sum(not t["finite"] for t in mine))
+    mine = trials[name]
+    averages = list(mine[0][metric])[1:]  # after the last weights, raw
+    cells = dict(scheme=name, trials=len(mine))
+    cells["diverged"] = sum(not trial["finite"] for trial in mine)
     for weights in ("raw", *averages):
         values = [trial[metric][weights]["test"] for trial in mine]
         values = [y for y in values if y is not None]
         best = best_trial(mine, metric, weights)
         of = "" if weights == "raw" else f", {weights.upper()}"
         cells[f"median{of}"] = f"{statistics.median(values):.4f}" if values else "-"
-        cells[f"best{of}"] = f"{best:.4f}" if best is not None else "-"
+        cells[f"best{of}"] = "-" if best is None else f"{best:.4f}"
     for other in references:
-        cells[f"better than {other}"] = "-"
-        if other != name:
-            cells[f"better than {other}"] = sign_cell(mine, trials[other], metric)
-    for weights in averages if "ema" in averages else ():
-        cells[f"{weights.upper()} better than without"] = sign_cell(mine, mine, metric, weights)
+        cell = sign_cell(mine, trials[other], metric)
+        cells[f"better than {other}"] = "-" if other == name else cell
+    for weights in averages:
+        if "ema" in averages:
+            cell = sign_cell(mine, mine, metric, weights)
+            cells[f"{weights.upper()} better than without"] = cell
     if metric == "tvd":  # a distance: how many times smaller?
         ours, theirs = (best_trial(trials[s], "tvd", "raw") for s in (name, references[0]))
         cells[f"best / {references[0]}'s best"] = (
