@@ -31,9 +31,9 @@ from common.names import is_encoder, make_task, trained_on
 from common.spy import attention_module, plain_function, spy
 from data import check_split
 from data.text import encode, labels_of
+from figures import plot
 
-STYLE = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
-         "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150}
+STYLE = plot.STYLE | {"axes.grid": False}
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
 MOST_SORTS = 12  # of tokens in a figure
 
@@ -339,8 +339,6 @@ def steps_by_sort(run, args):
             total[sort] += step  # (layers, H)
             times[sort] += queries
     sorts = sorted(sort for sort, queries in times.most_common(MOST_SORTS) if queries)
-    if len(times) > len(sorts):
-        print(f"{len(times) - len(sorts)} rarer sorts are not shown")
     if not sorts:
         fail(f"nothing is scored in {split}: no query to look from")
     return sorts, np.stack([total[sort] / times[sort] for sort in sorts], -1)

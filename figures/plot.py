@@ -288,13 +288,18 @@ def lengths(args):
 
 
 def perplexity_axis(ax):
-    """Logarithmic, with plain numbers, where perplexities are far apart."""
+    """Logarithmic, where perplexities are far apart."""
     low, high = ax.dataLim.intervaly
     if high > 2 * low:
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        ax.yaxis.set_major_formatter("{x:,g}")
-        ax.yaxis.set_minor_locator(NullLocator())
+        plain_logarithms(ax.yaxis, (1, 1.5, 2, 3, 5, 7))
+
+
+def plain_logarithms(axis, steps):
+    """Ticks at these multiples of powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def text_points(row, key):
@@ -317,11 +322,11 @@ def committed(about, rows):
     for path in filter(Path.exists, paths):
         result = read_json(path)
         rope, = result["runs"]
-        pairs = [(about.get(key), result[key]) for key in ("tokens", "lengths")]
+        same = [about.get(key) == result[key] for key in ("tokens", "lengths")]
         for row in rows:
-            pairs += [(row["config"].get(key), rope["config"][key]) for key in SETTING]
-        python = rope["environment"]["python"]  # whose library is the text
-        if all(ours == theirs for ours, theirs in pairs):
+            same += [row["config"].get(key) == rope["config"][key] for key in SETTING]
+        if all(same):
+            python = rope["environment"]["python"]  # whose library is the text
             groups[f"{rope['label']} (this repository's,\nPython {python})"] = [rope]
     return groups
 

@@ -83,7 +83,7 @@ def test_a_task_file_that_is_gone_is_named(home, tasks):
     words = [word if word != "flipflop" else "parity" for word in TINY_RUN]
     command(home, "train.py", *words, "--out_dir", "run")
     (tasks / "parity.py").unlink()
-    assert "there is no data/parity.py any more" in complaint(home, "eval.py", "run")
+    assert "nor has data/parity.py a class Task" in complaint(home, "eval.py", "run")
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused(home):
