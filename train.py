@@ -55,22 +55,23 @@ def validate(model, task, c, device, context):
     model.eval()
     losses, scores = [], {}
     for n, split in enumerate(task.validation_splits):
-        rng = np.random.default_rng([c.seed, (1 << 40) + n])
+        rng = np.random.default_rng([c.seed, (1 << 40) + n])  # of no step of training
         totals = {}
-        try:
-            for _ in range(c.eval_iters):
-                x, y = task.tensors(split, c.batch_size, rng)
-                x, y = x.to(device), y.to(device)
+        for _ in range(c.eval_iters):
+            x, y = task.tensors(split, c.batch_size, rng)
+            x, y = x.to(device), y.to(device)
+            try:
                 with context:
                     logits, loss = task.forward(model, x, y)
+            except ValueError:  # positions that end before the sequences of a test split do
                 if n == 0:
-                    losses.append(loss.item())
-                for metric, (count, out_of) in task.score(logits, x, y).items():
-                    before = totals.get(metric, (0, 0))
-                    totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
-        except ValueError:  # an encoding that ends before the sequences of a test split do
+                    raise
+                break
             if n == 0:
-                raise
+                losses.append(loss.item())
+            for metric, (count, out_of) in task.score(logits, x, y).items():
+                before = totals.get(metric, (0, 0))
+                totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
         scores[split] = {metric: a / max(b, 1) for metric, (a, b) in totals.items()}
     model.train()
     row = dict(val_loss=sum(losses) / len(losses))
@@ -125,7 +126,7 @@ def task_and_model(c, saved, device, rank, world):
     if saved and task.source != saved["source"]:
         fail("the text has changed since the run was trained on it; begin a new run, with "
              "--init_from to keep its weights")
-    vars(c).update(asdict(task))  # its paths are absolute now
+    vars(c).update(asdict(task))  # the task may have changed its fields: a path is absolute now
     c.vocab_size = task.vocab_size
     torch.manual_seed(c.seed)
     model = names.make_model(vars(c)).to(device)
@@ -151,7 +152,7 @@ def fail_not_finite(model, loss, it):
            if p.grad is not None and not p.grad.isfinite().all()]
     what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
     advice = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
-    fail(f"{what} is not finite at iter {it}; {advice}")
+    fail(f"{what} is not finite by iter {it}; {advice}")
 
 
 def main(argv=None):
@@ -208,18 +209,18 @@ def main(argv=None):
                 loss += part.detach()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip or math.inf)
 
-            # what is due after this step
+            # is it time to log, to validate, to stop?
             it += 1
             stopping = bool(stop)
-            if world > 1:  # signals come at different steps: all stop, or none
+            if world > 1:  # signals come at different steps: all stop, or none, and all wait
                 shared = torch.stack([loss, loss.new_tensor(len(stop))])
                 dist.all_reduce(shared)
                 loss, stopping = shared[0] / world, bool(shared[1])
             validating = it % c.eval_interval == 0 or it == c.max_iters
             logging = it % c.log_interval == 0 or validating or stopping
 
-            # step; to look at a number would let a GPU wait, so it is done when one is logged
-            finite += loss + norm
+            # step; a GPU waits where a number is looked at, so that is done when one is logged
+            finite += loss + norm  # no longer finite, once one of them was not
             if (logging or device.type == "cpu") and not finite.isfinite():
                 fail_not_finite(raw_model, loss, it)
             optimizer.step()
@@ -263,7 +264,7 @@ def main(argv=None):
             if stopping:
                 break
 
-    # the end: nobody leaves early; what wrapped the model ends before its group
+    # the end: all processes leave together, and DDP before its process group
     model = raw_model
     if world > 1:
         dist.barrier()

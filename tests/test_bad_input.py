@@ -127,7 +127,7 @@ def test_what_is_not_finite_stops_the_run_and_is_named(home, monkeypatch):
     flags = ("--data", "notes", "--max_iters", 40, "--no-evaluate", *TINY_FLAGS, "--learning_rate",
              "1e30", "--warmup_iters", 1, "--out_dir", "run")
     said = complaint(home, "train.py", *flags)
-    assert "is not finite at iter" in said and "a lower --learning_rate may help" in said
+    assert "is not finite by iter" in said and "a lower --learning_rate may help" in said
     assert not (home / "run" / "ckpt.pt").exists()
 
     def poisoned(config, make=names.make_model):
@@ -136,7 +136,7 @@ def test_what_is_not_finite_stops_the_run_and_is_named(home, monkeypatch):
         return model
     monkeypatch.setattr(names, "make_model", poisoned)
     said = complaint(home, "train.py", *flags[:-4], "--out_dir", "run")
-    assert "the gradient of h.0.mlp.c_fc.weight is not finite at iter 1" in said
+    assert "the gradient of h.0.mlp.c_fc.weight is not finite by iter 1" in said
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):

@@ -69,7 +69,8 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
 
 
 def test_a_name_is_text_whatever_it_begins_with(drawn, tmp_path):
-    plot.main(["lengths", write(tmp_path / "text.json", [text_row("_a$b$", {"16": 2.0, "32": 3.0})])])
+    row = text_row("_a$b$", {"16": 2.0, "32": 3.0})
+    plot.main(["lengths", write(tmp_path / "text.json", [row])])
     assert " _a$b$" in labels_of(drawn[0])
     assert not drawn[0].axes[0].title.get_parse_math()
 
