@@ -58,8 +58,6 @@ def parse(argv):
     if any(n is not None and n < 1 for n in numbers) or min(args.tokens or 0, args.seed) < 0:
         fail("--lengths, --sequences and --queries must be at least 1, --tokens and --seed 0 or "
              "more")
-    if args.data == "":
-        fail("--data needs a value")
     return args
 
 
@@ -76,7 +74,7 @@ def task_of(runs, text):
         if names.trained_on(run.config) is not cls:
             fail(f"{first.path} was trained on {name}, {run.path} on {run.config['data']}: score "
                  "them one by one")
-    if text:
+    if text is not None:
         if flag == "data" and names.find_task(text) is not cls:
             fail(f"{first.path} was trained on {name}: it cannot be scored on {text}")
         return names.make_task(first.config | {flag: text}, first.checkpoint["kept"])

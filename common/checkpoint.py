@@ -29,15 +29,12 @@ def checkpoints():
 def find_checkpoint(path=None):
     """A folder's last checkpoint, a file itself, or the newest under out/ if nothing is named."""
     if path is None:
-        paths = checkpoints()
-        if not paths:
-            fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
-        return paths[0]
+        path = next(iter(checkpoints()), "out")
     path = Path(path).expanduser()
     if path.is_dir():
         path = path / "ckpt.pt"
     if not path.exists():
-        fail(f"no checkpoint at {path}")
+        fail(f"no checkpoint at {path}; make one with: python train.py --model cable")
     return path
 
 
