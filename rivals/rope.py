@@ -1,5 +1,6 @@
 """
-RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that need no training.
+RoPE (Su et al., 2021, arXiv 2104.09864), repairs beyond its length that need no training, and
+mixtures with layers that have no positions.
 
     logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
 
@@ -20,6 +21,16 @@ with a cache what Cache(size) announced: a row depends on that number, never on 
 - log_n       m_i = max(1, ln(i + 1) / ln L) (Su, 2021, kexue.fm/archives/8823)
 The cache has keys that are turned already, by the theta' of what was announced: turned by another
 they would be wrong. With window and sinks it has only those that can still be seen.
+
+Two more names are other models, trained as they are used:
+- rope_nope    the last of every nope_every layers has theta' = 0: it sees all j <= i, and none is
+               near or far. The others have RoPE and see i - j < window. RNoPE-SWA (Yang et al.,
+               2025, arXiv 2501.18795), in Command A; SmolLM3 has it without a window (--window 0)
+- rope_window  all layers see i - j < window alone: what the layers without positions add to
+Of a text of T tokens the cache has all T keys in layers without positions alone, the last `window`
+in the others: with three in four of these, a quarter of rope's memory. Of the repairs, log_n scales
+the layers without positions (as SWAN does, Puvvada et al., 2025, arXiv 2504.08719), any other is
+for those with RoPE. Where these have a window, no distance is new to them: only log_n is taken.
 """
 import math
 from dataclasses import dataclass
@@ -39,10 +50,12 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    nope_every: int = 0     # the last of so many layers has no positions and no window; 0: none
+    window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
-VARIANTS = dict(rope=dict())
+VARIANTS = dict(rope=dict(), rope_nope=dict(nope_every=4, window=64), rope_window=dict(window=64))
 AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
 REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
 SINKS = 4
@@ -51,11 +64,12 @@ SINKS = 4
 # the rotation and its repairs; i (Tq, 1) are positions of queries, j (Tk,) of keys
 
 class Turn:
-    """What a repair makes of RoPE in T tokens: theta', m, dist, and what is visible."""
-    def __init__(self, repair, d, L, T):
+    """What a kind of layer makes of RoPE in T tokens: theta', m, dist, and what is visible."""
+    def __init__(self, repair, d, L, T, window=0, nope=False):
         self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
         self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
-        self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, ())  # see Cache
+        self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, (0, window))  # see Cache
+        self.nope = nope
         base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
         c = torch.arange(d // 2, dtype=torch.float64)
         slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
@@ -64,6 +78,8 @@ class Turn:
             lo, hi = max(math.floor(lo), 0), min(math.ceil(hi), d - 1)
             slow = ((c - lo) / max(hi - lo, 1e-3)).clamp(0, 1)
         self.theta = base ** (-2 * c / d) * (1 - slow + slow / self.s)      # (d/2,)
+        if nope:
+            self.theta = torch.zeros_like(c)
 
     def m(self, i):
         if self.repair == "log_n":
@@ -71,10 +87,9 @@ class Turn:
         return (0.1 * math.log(self.s) + 1) ** 2 if self.repair == "yarn" else 1.0
 
     def visible(self, i, j):
-        if self.repair == "window":
-            return (j <= i) & (i - j < self.L)
-        if self.repair == "sinks":
-            return (j <= i) & ((j < SINKS) | (i - j < self.L - SINKS))
+        first, last = self.keeps
+        if last:
+            return (j <= i) & ((j < first) | (i - j < last - first))
         return j <= i
 
     def places(self, i, j):
@@ -101,8 +116,11 @@ def turned(x, waves):
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = "logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)"
-STEP = "1: every token counts the same"
+EQUATION = dict(
+    rope="logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)",
+    rope_window="logit_ij = Re sum_c q_ic conj(k_jc) e^{i theta_c (i-j)} / sqrt(d), i - j < window",
+    rope_nope="logit_ij as in rope_window; in a layer without positions m_i q_i . k_j / sqrt(d)")
+STEP = "1: every token counts the same; 0 in a layer without positions"
 
 
 def literal(q, k, v, at, turn):
@@ -119,7 +137,7 @@ def literal(q, k, v, at, turn):
     qk = (both.real.sum(-1) / math.sqrt(d)).to(q.dtype)
     bias = torch.zeros_like(qk)
     attention = (qk + bias).masked_fill(~turn.visible(i, j), float("-inf")).softmax(-1)
-    step = (j <= i).to(qk.dtype).expand_as(qk)
+    step = ((j <= i) & (not turn.nope)).to(qk.dtype).expand_as(qk)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=dist * step)
 
@@ -128,11 +146,12 @@ def rope_attention(q, k, v, at, turn):
     """
     By torch's fused call, where each dist is i - j. q (B, H, Tq, d) and k (B, H, Tk, d) are turned
     by theta' times their positions at (Tk,), and q times m; v (B, H, Tk, d); the queries are the
-    last Tq of the keys; turn says what the repair does.
+    last Tq of the keys; turn says what this kind of layer and the repair do.
     Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    if turn.repair in ("", "pi", "ntk", "yarn", "log_n") and Tq in (1, Tk):
+    as_it_is = not turn.keeps[1] and turn.repair not in ("rerope", "selfextend")
+    if as_it_is and Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
     i, j = at[-Tq:, None], at
     seen, places = turn.visible(i, j), turn.places(i, j)
@@ -173,8 +192,10 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.nope = config.nope_every > 0 and (layer + 1) % config.nope_every == 0
 
-    def forward(self, x, cache, at, turn, q_waves, k_waves):
+    def forward(self, x, cache, kinds):
+        at, turn, q_waves, k_waves = kinds[self.nope]
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
@@ -232,6 +253,15 @@ class GPT(nn.Module):
             raise ValueError(f"repair={config.repair!r} is not one of {', '.join(REPAIRS[1:])}")
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
+        if not 0 <= config.nope_every <= config.n_layer:
+            raise ValueError(f"nope_every={config.nope_every} must be between 0 and n_layer="
+                             f"{config.n_layer}: there would be no layer without positions")
+        if not 0 <= config.window <= config.block_size:
+            raise ValueError(f"window={config.window} must be between 0, which is none, and "
+                             f"block_size={config.block_size}")
+        if config.repair and config.window and not (config.repair == "log_n" and config.nope_every):
+            raise ValueError(f"repair={config.repair}: layers with window={config.window} see no "
+                             "new distance; log_n is for layers without positions")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -249,20 +279,30 @@ class GPT(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(p)
 
+    def kind(self, nope, at, size, cache):
+        """What all layers of a kind, with RoPE or without positions (nope), have in common."""
+        c, repair = self.config, self.config.repair
+        if c.nope_every and nope != (repair == "log_n"):
+            repair = ""  # it is for the other kind
+        turn = Turn(repair, c.n_embd // c.n_head, c.block_size, size, 0 if nope else c.window, nope)
+        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
+        if cache is not None:
+            at = cache.append(f"at{nope}", at[None, None], *turn.keeps)[0, 0]
+        return at.to(self.wte.weight.device), turn, *waves
+
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         start, size = (0, T) if cache is None else (cache.t, cache.size)
         if start + T > size and self.config.repair in ("pi", "ntk", "yarn", "selfextend"):
             raise ValueError(f"{self.config.repair}: the cache announced {size} tokens, more came")
-        d, L = self.config.n_embd // self.config.n_head, self.config.block_size
-        turn, at = Turn(self.config.repair, d, L, size), torch.arange(start, start + T)
-        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
-        if cache is not None:
-            at = cache.append("at", at[None, None], *turn.keeps)[0, 0]
+        at = torch.arange(start, start + T)
+        kinds = {False: self.kind(False, at, size, cache)}
+        if self.config.nope_every:
+            kinds[True] = self.kind(True, at, size, cache)
         x = self.drop(self.wte(idx))
         for block in self.h:
-            x = block(x, cache, at.to(idx.device), turn, *waves)
+            x = block(x, cache, kinds)
         logits = self.lm_head(self.ln_f(x))
         loss = None
         if targets is not None:
