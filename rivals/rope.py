@@ -257,8 +257,8 @@ class GPT(nn.Module):
             raise ValueError(f"nope_every={config.nope_every} must be between 0 and n_layer="
                              f"{config.n_layer}: there would be no layer without positions")
         if not 0 <= config.window <= config.block_size:
-            raise ValueError(f"window={config.window} must be between 0, which is none, and "
-                             f"block_size={config.block_size}")
+            raise ValueError(f"window={config.window} must be between 0 and block_size="
+                             f"{config.block_size}: 0 is no window")
         if config.repair and config.window and not (config.repair == "log_n" and config.nope_every):
             raise ValueError(f"repair={config.repair}: layers with window={config.window} see no "
                              "new distance; log_n is for layers without positions")
