@@ -22,15 +22,16 @@ with a cache what Cache(size) announced: a row depends on that number, never on 
 The cache has keys that are turned already, by the theta' of what was announced: turned by another
 they would be wrong. With window and sinks it has only those that can still be seen.
 
-Two more names are other models, trained as they are used:
-- rope_nope    the last of every nope_every layers has theta' = 0: it sees all j <= i, and none is
+Two more names are models of their own, which are trained as they are used:
+- rope_nope    the last of every nope_every layers has theta' = 0: it sees all j <= i, and no key is
                near or far. The others have RoPE and see i - j < window. RNoPE-SWA (Yang et al.,
                2025, arXiv 2501.18795), in Command A; SmolLM3 has it without a window (--window 0)
-- rope_window  all layers see i - j < window alone: what the layers without positions add to
-Of a text of T tokens the cache has all T keys in layers without positions alone, the last `window`
-in the others: with three in four of these, a quarter of rope's memory. Of the repairs, log_n scales
-the layers without positions (as SWAN does, Puvvada et al., 2025, arXiv 2504.08719), any other is
-for those with RoPE. Where these have a window, no distance is new to them: only log_n is taken.
+- rope_window  every layer has RoPE and sees i - j < window: the control
+In the cache a layer without positions has the keys of the whole text, the others the last `window`:
+with three such layers of four a long text takes a quarter of rope's memory. The repair log_n scales
+the layers without positions alone (Puvvada et al., 2025, arXiv 2504.08719, SWAN, do so, too, by a
+logarithm); any other repair is for those with RoPE, and refused where these have a window: no
+distance is new to them.
 """
 import math
 from dataclasses import dataclass
