@@ -44,7 +44,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     P: int = 64             # positions in the table: counts stop at P - 1
     gates: str = "key"      # what is counted: key (q . k), val (q . v), sep (q . k' of its own W_g)
@@ -54,14 +54,14 @@ class GPTConfig:
 VARIANTS = dict(cope=dict(), cope_val=dict(gates="val"), cope_sep=dict(gates="sep"))
 
 # -----------------------------------------------------------------------------
-# attention: first as the paper writes it, then as it runs
+# attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = "logit_ij = q_i . k_j / sqrt(d) + q_i . e[p_ij],  p_ij = sum of steps from j to i"
 STEP = "sigmoid(q_i . k_k / sqrt(d)): query and key decide, softly"
 
 
 def literal(q, k, v, pos_emb, gate_keys=None):
-    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, d, P = q.size(2), k.size(2), q.size(3), pos_emb.size(1)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
@@ -94,22 +94,22 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     """
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
-    seen = torch.ones(Tq, Tk, dtype=float_type, device=q.device).tril(Tk - Tq).flip(1)  # j <= i
-    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    seen, k, v = seen.flip(1), k.flip(2), v.flip(2)  # last key first: cumsum counts from i to j
     qk = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(float_type)            # (B, H, Tq, Tk)
     gates = qk
     if gate_keys is not None:
         gates = (q / math.sqrt(d) @ gate_keys.flip(2).transpose(-1, -2)).to(float_type)
     p = (gates.sigmoid() * seen).cumsum(-1)
     bias = interpolate(q @ pos_emb.to(q.dtype), p)
-    a = (qk + bias + 1e30 * (seen - 1)).softmax(-1)  # faster on a CPU than to fill a mask
+    a = torch.where(seen, qk + bias, -1e30).softmax(-1)
     return a.to(v.dtype) @ v
 
 
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
-        self.t, self.size, self.buf = 0, size, {}
+        self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
@@ -172,7 +172,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+        if self.post:  # N(x + f(x)): what reads a sum norms it first; so are the embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -202,7 +202,7 @@ class GPT(nn.Module):
         tables = 1 if config.share else config.n_layer
         d = config.n_embd // config.n_head
         self.pos_emb = nn.ParameterList(torch.zeros(d, config.P) for _ in range(tables))
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -66,14 +66,14 @@ def residual(x, f, scheme, before, after):
 
 
 # -----------------------------------------------------------------------------
-# attention: first as the paper writes it, then as it runs
+# attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = "logit_ij = q_i . k_j / sqrt(d), with RoPE; the schemes differ in their norms"
 STEP = "none: position only turns q and k (RoPE)"
 
 
 def literal(q, k, v):
-    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
@@ -108,7 +108,7 @@ def rotate(x, pos):
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
-        self.t, self.size, self.buf = 0, size, {}
+        self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
@@ -190,7 +190,7 @@ class GPT(nn.Module):
         self.ln_f = norm_if(config.norm in ("pre_final", "peri", "peri_init"), config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -12,7 +12,6 @@ import codecs
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -22,6 +21,7 @@ from common.device import setup
 from common.files import fail, in_one_line
 from common.flags import Parser, add_run_flags
 from common.names import find_task, new_cache
+from data.corpora import read as read_file
 from data.text import encode
 
 AHEAD = 2**14  # tokens that a cache has room for at once; it grows
@@ -142,7 +142,7 @@ def main(argv=None):
     if args.prompt is not None:
         prompt = args.prompt.encode("utf-8", "surrogateescape")
     elif args.prompt_file is not None:
-        prompt = Path(args.prompt_file).read_bytes()
+        prompt = read_file(args.prompt_file)
     device, context, where = setup(args)
     run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
     task = find_task(run.config["data"], gone=True)

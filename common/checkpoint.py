@@ -33,8 +33,6 @@ def find_checkpoint(path=None):
         if not paths:
             fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
         return paths[0]
-    if path == "":
-        fail("the name of a run is empty")
     path = Path(path).expanduser()
     if path.is_dir():
         path = path / "ckpt.pt"
@@ -79,15 +77,14 @@ def at_test(config, changes):
     values = {}
     for change in changes:
         name, equals, value = change.partition("=")
-        if not equals:
-            fail(f"--set takes NAME=VALUE, not {change!r}")
-        if name not in choices:
-            there = names.nearest(name, choices) if choices else "it has none"
-            fail(f"--set {name}: not a choice of {names.file_of(module.GPT)} at test time: {there}")
         try:
-            values[name] = types[name](value)
+            if equals and name in choices:
+                values[name] = types[name](value)
         except ValueError:
-            fail(f"--set {change}: not of type {types[name].__name__}")
+            pass
+        if name not in values:
+            fail(f"--set {change}: {names.file_of(module.GPT)} takes NAME=VALUE at test time, "
+                 f"NAME one of: {', '.join(choices) or 'none'}")
     return values
 
 

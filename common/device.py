@@ -28,25 +28,24 @@ def setup(args):
     if device.type == "cpu":  # numbers like 1e-39 are slow there
         torch.set_flush_denormal(True)
 
-    dtype, why = args.dtype, "asked for"
+    dtype = args.dtype
     if dtype == "auto":
-        dtype, why = "float32", f"the default on {device.type}"
-        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-            dtype, why = "bfloat16", "this GPU has it"
+        has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        dtype = "bfloat16" if has else "float32"
     context = nullcontext()
     if dtype == "bfloat16":
         context = torch.autocast(device.type, torch.bfloat16)
+    why = "asked for" if dtype == args.dtype else f"the default on {device.type}"
 
     attention = "attention as the model file has it"
     if kernels:
         kernels.enabled = args.kernel == "auto"
     if kernels and kernels.enabled:
-        attention = "attention in PyTorch"
-        if device.type == "cuda" or kernels.INTERPRET:
-            why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
-            attention = f"attention in PyTorch ({why_not})"
-            if not why_not:
-                attention = "attention by Triton kernel, where the model has one for its head size"
+        why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
+        attention = "attention by Triton kernel, where the model has one for its head size"
+        if why_not:
+            attention = "attention in PyTorch"
+            attention += f" ({why_not})" if device.type == "cuda" else ""
     place = f"{device} (threads: {torch.get_num_threads()})" if device.type == "cpu" else device
     return device, context, f"{place}, {dtype} ({why}), {attention}"
 
@@ -72,39 +71,37 @@ def choose_device(name):
     return device
 
 
+def linux_says(file, pattern):
+    """What stands in a file of /proc; None on other systems."""
+    path = Path("/proc", file)
+    found = path.exists() and re.search(pattern, path.read_text(encoding="utf-8"))
+    return found[1] if found else None
+
+
 def peak_memory(device):
     """The most that this process has had, in GB (1e9 bytes): on cuda of the GPU's. Or None."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    peak = re.search(r"VmHWM:\s*(\d+)", status.read_text(encoding="utf-8"))
-    return int(peak[1]) * 1024 / 1e9
+    peak = linux_says("self/status", r"VmHWM:\s*(\d+)")
+    return int(peak) * 1024 / 1e9 if peak else None
 
 
 @functools.cache
 def environment():
     """What a number depends on besides the command: hardware, versions, commit."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        name = re.search(r"model name\s*: (.*)", info)
-        cpu = name.group(1) if name else cpu
+    cpu = linux_says("cpuinfo", r"model name\s*: (.*)") or platform.processor()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # if it is used
-    return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit(), gpu=gpu,
-                torch=str(torch.__version__), python=platform.python_version(),
+    return dict(cpu=cpu or platform.machine(), threads=torch.get_num_threads(), commit=commit(),
+                gpu=gpu, torch=str(torch.__version__), python=platform.python_version(),
                 os=platform.system())
 
 
 def commit():
     """The short hash of HEAD, +changes where a .py file differs; else unknown."""
-    git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
     try:
-        head = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
-        changes = git(["git", "status", "--porcelain", "-uno", "--", "*.py"]).stdout
+        changes = git("status", "--porcelain", "-uno", "--", "*.py") and "+changes"
+        return (git("rev-parse", "--short", "HEAD").strip() + changes) or "unknown"
     except OSError:
         return "unknown"  # no git here
-    if changes:
-        head += "+changes"
-    return head or "unknown"

@@ -1,5 +1,4 @@
 """Files that are whole or not there at all, and how a script ends."""
-import errno
 import json
 import os
 import shutil
@@ -79,20 +78,18 @@ def in_one_line(kind, error, trace):
     print(f"error: {message}", file=sys.stderr)
 
 
-def script(*args):
+def script(name, *words):
     """
-    Run another of our scripts, `eval.py` or a module, `figures.plot`, showing the command; where it
-    fails, so do we.
+    Run another of our scripts, `eval.py` or the module `figures.plot`, showing the command; where
+    it fails, so do we.
     """
-    name, *words = map(str, args)
-    is_file = name.endswith(".py")
-    say(" ".join(["\n$ python", *([] if is_file else ["-m"]), name, *words]))
-    start = [str(ROOT / name)] if is_file else ["-m", name]
+    module, words = name.removesuffix(".py"), [*map(str, words)]
+    say(f"\n$ python {name if module != name else '-m ' + name} {' '.join(words)}")
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
     try:
-        code = subprocess.run([sys.executable, *start, *words], env=env).returncode
+        code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode
     finally:
         signal.signal(signal.SIGTERM, before)
     if code:
@@ -111,12 +108,9 @@ def write_safely(path, write):
         with open(tmp, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(tmp, path)
-    except (OSError, RuntimeError) as e:
-        # where there is no more room torch.save raises RuntimeError about its inline_container
-        if getattr(e, "errno", None) != errno.ENOSPC and "inline_container" not in str(e):
-            raise
-        room = shutil.disk_usage(path.parent).free / 1e6
-        raise OSError(f"could not write {path}: the disk is full, {room:,.1f} MB are free") from e
+    except (OSError, RuntimeError) as e:  # which torch.save raises where the disk is full
+        room, why = shutil.disk_usage(path.parent).free / 1e6, str(e).splitlines()[0]
+        raise OSError(f"could not write {path}, {room:,.1f} MB are free there: {why}") from e
     finally:
         tmp.unlink(missing_ok=True)
 
@@ -154,13 +148,10 @@ def write_figure(fig, out):
 # reading
 
 def read_json(path):
-    """The JSON in a file; without it the script ends in one line."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as e:
-        fail(f"could not read {path}: {e.strerror}")
-    except ValueError as e:
-        fail(f"{path} is damaged: {e}")
+    except (OSError, ValueError) as e:
+        fail(f"could not read {path}, or it is damaged: {e}")
 
 
 def read_log(folder):

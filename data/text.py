@@ -5,7 +5,6 @@ says where it comes from: a known corpus, or your own file or folder.
 Streams are made once: a folder of data/prepared/ has a file of uint16 for each split, and the hash
 in its name is of what it was made from. Nothing there goes out of date; delete it when you like.
 """
-import codecs
 import hashlib
 import itertools
 import json
@@ -22,12 +21,13 @@ import numpy as np
 import tiktoken
 
 import data as tasks
-from data.corpora import BLOCK, CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify
+from data.corpora import CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify
 
 PREPARED = FOLDER / "prepared"
 # of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
 VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
-AT_ONCE = 128  # blocks of text that are tokenized together, on all cores
+BLOCK = 1 << 16  # characters of text, or a few more, that are tokenized at once
+AT_ONCE = 128    # such blocks that are tokenized together, on all cores
 
 # sizes and training of the paper (CABLE, section 4.2), 2^19 tokens a step; small has GPT-2's 12
 # heads, as the paper's 10 do not divide 768; medium has 354M parameters, the paper's text 334M
@@ -180,12 +180,12 @@ def sort_of(label):
 
 def encode(encoding, text):
     """bytes -> uint16 array, after an end-of-text token. Raises ValueError."""
-    parts = tokens_of([(None, "the text", [text])], encoding)
+    parts = tokens_of([(None, "the text", text)], encoding)
     return np.concatenate([ids for _, ids in parts])
 
 
 def tokens_of(texts, encoding):
-    """Documents -> (split, tokens), each after an end of text, in bounded memory."""
+    """Documents -> (split, tokens), each after an end of text; one at a time is in memory."""
     in_bytes = encoding.name == "bytes"
     pieces = pieces_of(texts, in_bytes)
     while batch := list(itertools.islice(pieces, AT_ONCE)):
@@ -201,30 +201,28 @@ def tokens_of(texts, encoding):
 
 def pieces_of(texts, in_bytes):
     """(split, a piece of a text), before each text None."""
-    for split, name, blocks in texts:
+    for split, name, content in texts:
         yield split, None
-        for piece in blocks if in_bytes else whole_words(name, blocks):
+        pieces = whole_words(name, content)
+        if in_bytes:
+            pieces = (content[n:n + BLOCK] for n in range(0, len(content), BLOCK))
+        for piece in pieces:
             yield split, piece
 
 
-def whole_words(name, blocks):
-    """Blocks of bytes -> text, cut where a word and a token end."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
+def whole_words(name, content):
+    """Bytes -> pieces of text that end where a word and a token do; after 16 BLOCK anywhere."""
     try:
-        for block in blocks:
-            rest += decoder.decode(block)
-            if len(rest) < BLOCK:
-                continue
-            # where there is no such place for a million characters, it is cut anywhere
-            word = re.match(r"(?s:.*)\S(?=[ \n])", rest)
-            if word or len(rest) >= 16 * BLOCK:
-                end = word.end() if word else len(rest)
-                yield rest[:end]
-                rest = rest[end:]
-        yield rest + decoder.decode(b"", final=True)
+        text = content.decode()
     except UnicodeDecodeError as e:
         raise ValueError(f"{name} is not UTF-8, which the gpt2 tokenizer needs; convert it "
                          "(iconv -t UTF-8), or use --tokenizer bytes") from e
+    start, word_end = 0, re.compile(r"\S(?=[ \n])")
+    while start < len(text):
+        word = word_end.search(text, start + BLOCK, start + 16 * BLOCK)
+        end = word.end() if word else start + 16 * BLOCK
+        yield text[start:end]
+        start = end
 
 
 # -----------------------------------------------------------------------------
@@ -236,7 +234,7 @@ def prepare(data, tokenizer, max_tokens=0):
         raise ValueError("--max_tokens must be 0 (all) or more")
     name, source = identify(data)
     key = hashlib.sha256(repr((source, tokenizer, max_tokens)).encode()).hexdigest()
-    folder = PREPARED / f"{name}-{tokenizer}-{key[:12]}"
+    folder = PREPARED / f"{name[:40]}-{tokenizer}-{key[:12]}"  # a name may be 255 bytes long
     if not folder.exists():
         encoding = get_encoding(tokenizer)
         print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)

@@ -187,7 +187,7 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
         self.w_p = nn.Linear(config.n_embd, 1, bias=False)
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

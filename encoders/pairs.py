@@ -30,8 +30,8 @@ def prepared(corpus, tokenizer):
         if corpus not in corpora.CORPORA:
             corpus = str(corpora.absolute(corpus))
         name, source = corpora.identify(corpus)
-    digest = hashlib.sha256(f"{source} {tokenizer}".encode()).hexdigest()
-    path = text.PREPARED / f"{name}-{tokenizer}-{digest[:12]}.npz"
+    digest = hashlib.sha256(os.fsencode(f"{source} {tokenizer}")).hexdigest()
+    path = text.PREPARED / f"{name[:40]}-{tokenizer}-{digest[:12]}.npz"
     if not path.exists():
         encoding = text.get_encoding(tokenizer)
         print(f"making queries and documents of {corpus} in {path}", file=sys.stderr)
@@ -88,7 +88,7 @@ def encoded(texts, encoding, at_once=1000):
 def from_documents(corpus):
     """{split: documents and queries} of a corpus, or a user's own files."""
     rows, times = [], Counter()
-    for split, raw in corpora.open_corpus(corpus):
+    for split, _, raw in corpora.documents(corpus):
         if split is None:
             raise ValueError(f"{corpus} has too few documents for train, val and test")
         document, asked = without_queries(raw.decode("utf-8", "replace"))

@@ -12,8 +12,6 @@ from common.files import fail
 from common.names import is_encoder, models
 from experiments import Row
 
-FALLS = 0.01  # nats; a run whose validation loss fell by more in its last fifth is not done
-
 
 def perplexity(run, times, measure="perplexity"):
     """In windows of so many times the training length."""
@@ -81,9 +79,8 @@ def cell(name, seeds):
         return dict(reason="not run")
     if None in values:
         return dict(reason="not finite" if any("not_finite" in run for run in seeds) else "ends")
-    falls = max(run["fell"] or 0 for run in seeds) > FALLS
-    said = dict(value=statistics.mean(values), unfinished=falls)
-    return said | (dict(spread=statistics.stdev(values)) if len(values) > 1 else {})
+    spread = dict(spread=statistics.stdev(values)) if len(values) > 1 else {}
+    return dict(value=statistics.mean(values)) | spread
 
 
 def with_row(name, scale):

@@ -95,8 +95,7 @@ def grid(result, out):
     write_figure(fig, out)
 
 
-NOTES = """hatched: not finished, validation perplexity fell by more than 1 % over the last \
-fifth of training; ↓: less is better, all others are % right, or AUC
+NOTES = """↓: less is better, all others are % right, or AUC
 colours: from the worst of a column, red, to the best, blue; they span 10 points, 10 % of a \
 perplexity or .05 at least
 ends: no positions for such lengths; iid: as in training; TVD: total variation distance; AUC: area \
@@ -106,7 +105,7 @@ under the ROC curve"""
 def matrix(result, out):
     """
     A row for each method, a column for each number: its colour is its place between the column's
-    worst and best. A hatched edge: a run that was not finished. Empty: no number, and why.
+    worst and best. Empty: no number, and why.
     """
     columns, rows, added = result["columns"], result["cells"], result.get("added")
     shares, texts = np.empty((2, len(rows), len(columns)), object)
@@ -116,9 +115,6 @@ def matrix(result, out):
         shares[:, x] = shares_of([row[name] for row in rows.values()], column)
         for y, row in enumerate(rows.values()):
             texts[y, x] = text_of(row[name], column["form"])
-            if row[name].get("unfinished"):  # an edge: over the whole cell it could not be read
-                ax.add_patch(plt.Rectangle((x, y + 0.02), 1, 0.2, fc="none", ec="white", lw=0,
-                                           hatch="//////", zorder=2))
     arrows = {name: " ↓" if column["better"] == "less" else "" for name, column in columns.items()}
     coloured(ax, shares.astype(float), texts, [name + arrows[name] for name in columns], rows)
     ax.xaxis.tick_top()

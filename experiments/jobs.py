@@ -131,22 +131,12 @@ def record(result, job):
     for name, key in (("loss", "loss"), ("val_loss", "val_loss"), ("history", "scores")):
         curve = [[r["iter"], r[key]] for r in log if key in r]
         row |= {name: curve} if curve else {}
-    row["fell"] = fell(row["val_loss"], checkpoint["config"]["max_iters"])
     if job.task:
         values = values_of(job.columns, job.task, row)
         row |= dict(task=job.task, values=values)
         if any(value is not None and math.isnan(value) for value in values.values()):
             row["not_finite"] = True
     return result
-
-
-def fell(losses, steps):
-    """
-    [[iter, validation loss], ...] -> by how many nats it fell over the last fifth of the steps, or
-    since the last validation before; None where there is none.
-    """
-    before = [loss for it, loss in losses if it <= 0.8 * steps]
-    return before[-1] - losses[-1][1] if before else None
 
 
 # -----------------------------------------------------------------------------

@@ -8,7 +8,8 @@ is filled by reproduce.py NAME, and every block of every page by
 
     python -m experiments.pages
 
-NAME is an entry (NAME.paper at the paper's scale), or a JSON file in results/ without its ending.
+NAME is an entry (NAME.paper at the paper's scale), a JSON file in results/ without its ending, or
+methods (methods.py).
 The first table of a block is open, the others are folded. Below is the first run's command, and
 folded where and by which commits all runs were made, and in which flags rows differ.
 """
@@ -18,7 +19,7 @@ import sys
 
 from common.files import ROOT, fail, in_one_line, read_json, write_text
 from common.names import nearest
-from experiments import entries, find, speed, tables, trials
+from experiments import entries, find, methods, speed, tables, trials
 from experiments.papers import lm
 from experiments.runs import once, table
 
@@ -38,7 +39,8 @@ def fill():
 def filled_block(found, page):
     name = found[2]
     stem = name.removesuffix(".paper").removesuffix("_papers")
-    if stem not in entries() and not (ROOT / "results" / f"{name}.json").exists():
+    known = stem in entries() or name == "methods"
+    if not known and not (ROOT / "results" / f"{name}.json").exists():
         fail(f"results/{page} has a block for {name!r}, which is neither an entry nor a JSON in "
              f"results/: remove the block, or {nearest(name, entries())}")
     return found[1] + block(name) + found[3]
@@ -46,6 +48,8 @@ def filled_block(found, page):
 
 def block(name):
     """The tables of an entry, or of a JSON file, with a small line on where they are from."""
+    if name == "methods":
+        return f"\n{methods.methods_table()}\n\n"
     stem, scale = name.removesuffix(".paper"), "paper" if name.endswith(".paper") else "cpu"
     entry = stem.removesuffix("_papers")
     if entry not in entries():

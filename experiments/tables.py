@@ -307,7 +307,7 @@ REASONS = {"ends": "the method has no positions for strings of that length",
 
 
 def matrix_tables(result):
-    """A row for each method, a column for each number; * marks runs that were not finished."""
+    """A row for each method, a column for each number."""
     rows, reasons = [], {}
     for label, by_column in result["cells"].items():
         shown = []
@@ -318,10 +318,8 @@ def matrix_tables(result):
                 reasons[text] = REASONS.get(text)
             if "spread" in cell:
                 text += f" ± {cell['spread']:{form}}"
-            shown.append(f"{text} \\*" if cell.get("unfinished") else text)
+            shown.append(text)
         rows.append([label, *shown])
-    said = "\n\n\\* not finished: the validation perplexity fell by more than 1 % over the last " \
-           "fifth of the steps."
-    for reason, words in reasons.items():
-        said += f" {reason.capitalize()}: {words}." if words else ""
-    return [("", markdown(["method", *result["columns"]], rows) + said)]
+    said = [f"{reason.capitalize()}: {words}." for reason, words in reasons.items() if words]
+    text = markdown(["method", *result["columns"]], rows)
+    return [("", "\n\n".join(filter(None, [text, " ".join(said)])))]

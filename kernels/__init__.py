@@ -51,7 +51,7 @@ SOURCES = dict(
     fox_attention=("b197026525aa6b17",),
     alibi_attention=("d4c97a54c91bf1ac", "attention"),
     tra_attention=("fcdf4b1369845976",),
-    cope_attention=("b937b4ea73d94f0f", "interpolate"),
+    cope_attention=("dd7ed702cb30011b", "interpolate"),
     stick_attention=("fc4d67ef2b0bcbcd",),
 )
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(math.log2(math.e))
 STEP = tl.constexpr(2)  # tiles from one check to the next whether all rows of a scan may stop
+EDGE = tl.constexpr(128)  # keys of which the largest |k| and S are found before forward
 
 
 # -----------------------------------------------------------------------------
@@ -78,6 +79,64 @@ def store(x, rows, n, tile, D: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def read(X, first, n, stride, D: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+         CHECK: tl.constexpr = True):
+    """R rows from `first` on of an (n, D) matrix; beyond its end zeros, if CHECK looks for it."""
+    r = tl.arange(0, R)[:, None]
+    c = tl.arange(0, C)[None, :]
+    at = X + tl.cast(first, tl.int64) * stride + r * stride + c
+    if D < C:
+        return tl.load(at, mask=(r < n - first) & (c < D), other=0.0)
+    if CHECK:  # a mask that is always true costs registers: c < D has no place here
+        return tl.load(at, mask=r < n - first, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def write(X, tile, first, n, stride, D: tl.constexpr):
+    """tile becomes rows from `first` on of an (n, D) matrix, in its dtype."""
+    r = tl.arange(0, tile.shape[0])[:, None]
+    c = tl.arange(0, tile.shape[1])[None, :]
+    at = X + tl.cast(first, tl.int64) * stride + r * stride + c
+    tl.store(at, tile.to(X.dtype.element_ty), mask=(first + r < n) & (c < D))
+
+
+@triton.jit
+def head_of(X, bh, H, xb, xh):
+    """Where a head begins in a tensor with these strides of batch and head."""
+    return X + bh // H * xb + bh % H * xh
+
+
+@triton.jit
+def out_of(X, bh, H, T, D: tl.constexpr):
+    """Where it begins in one that lies in memory as (B, T, H, d)."""
+    return X + (bh // H * T * H + bh % H) * D
+
+
+@triton.jit
+def edges_kernel(Q, K, V, S, Kmax, Smax, scale, H, Tq, Tk,
+                 qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr):
+    """The largest |k| and, where there is an S, the largest S of BN keys."""
+    bh, tile = place_keys(tl.cdiv(Tk, BN))
+    k = read(head_of(K, bh, H, kb, kh), tile * BN, Tk, kt, D, C, BN).to(tl.float32)
+    at = bh * tl.cdiv(Tk, BN) + tile
+    tl.store(Kmax + at, tl.sqrt(tl.max(tl.sum(k * k, 1))))
+    if S is not None:
+        j = tile * BN + tl.arange(0, BN)
+        Sj = tl.load(S + bh * Tk + j, mask=j < Tk, other=float("-inf"))
+        tl.store(Smax + at, tl.max(Sj))
+
+
+@triton.jit
+def last_block(Start, bh, end, blocks, BLOCKS: tl.constexpr):
+    """The last block of rows that reads a key before `end`, of BLOCKS or fewer."""
+    n = tl.arange(0, BLOCKS)
+    start = tl.load(Start + bh * blocks + n, mask=n < blocks, other=2**31 - 1)
+    return tl.max(tl.where(start < end, n, 0))
+
+
+@triton.jit
 def attend(logits, v, m, den, acc):
     """One more tile of logits in base 2: m is a row's largest so far, den and acc its sums."""
     new = tl.maximum(m, tl.max(logits, 1))
@@ -107,6 +166,42 @@ def constants(q, BM, BN, warps, stages=2):
     D = q.size(3)
     C = triton.next_power_of_2(D)
     return dict(D=D, C=C, BM=BM, BN=BN, num_warps=warps, num_stages=stages)
+
+
+def launch(kernel, tile, blocks, q, k, v, *tensors, **more):
+    """Runs a kernel, one program for each of a head's blocks of queries or keys."""
+    B, H, Tq, d = q.shape
+    assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "kernels step through a head by 1"
+    with torch.cuda.device_of(q):
+        kernel[(B * H * blocks,)](
+            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2),
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants(q, *tile), **more)
+
+
+def edges(q, k, v, S=None):
+    """-> the largest |k| and S of every EDGE keys; the power of two that these are, or less."""
+    tiles = triton.cdiv(k.size(2), EDGE.value)
+    kmax, smax = k.new_empty((2, *k.shape[:2], tiles), dtype=torch.float32)
+    launch(edges_kernel, (0, EDGE.value, 8), tiles, q, k, v, S, kmax, smax)
+    return kmax, smax, triton.next_power_of_2(tiles)
+
+
+def forward_outputs(q, BM):
+    """Empty out, lse (B, H, Tq), and the first key that each block of BM queries reads."""
+    B, H, Tq, _ = q.shape
+    lse = q.new_empty((B, H, Tq), dtype=torch.float32)
+    return new(q), lse, q.new_empty((B, H, -(-Tq // BM)), dtype=torch.int32)
+
+
+def new(x):
+    """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
+    B, H, T, d = x.shape
+    return x.new_empty(B, T, H, d).transpose(1, 2)
+
+
+def gradients(q, k, v, *rest):
+    """Empty tensors for the gradients of all of these."""
+    return [new(q), new(k), new(v), *map(torch.empty_like, rest)]
 
 
 def outputs(q):

@@ -2,366 +2,283 @@
 CABLE, FoX and ALiBi in Triton: flash attention whose bias is the difference of two numbers, one per
 position.
 
-    logit_ij = q_i . k_j / sqrt(d) - g_i t_ij,  t_ij = S_i - S_j,  j <= i
+    logit_ij = q_i . k_j / sqrt(d) - g_i (S_i - S_j),  j <= i
 
 CABLE: S is the sum of the steps. FoX: S = -F, g = 1. ALiBi: S_i = i, g = m_h. S (B, H, Tk) and
-g (B, H, Tq) are float32, and S_i - S_j is taken inside a tile: bfloat16 is too coarse for S.
+g (B, H, Tq) are float32: bfloat16 is too coarse for S. A softmax does not see what is the same for
+a whole row, so kernels work with
 
-Forward: one program takes BM queries and walks the keys BN at a time. It stores the output and each
-row's log-sum-exp. Backward, with P = softmax(logit), dL the gradient of the logits:
+    x_ij = q_i . k_j + u_i (S_j - ref),  u_i = g_i sqrt(d)
+
+where ref is the S of the block's first position. The difference is one number for a whole column of
+a tile, so a pair of query and key costs a single fused multiply-add. Where it counts, in the stored
+log-sum-exp, the row's own u_i (S_i - ref) is taken off again.
+
+Backward, with P = softmax(logit) and dL the gradient of the logits:
 
     dL_ij = P_ij (dO_i . v_j - Delta_i),  Delta_i = dO_i . O_i
-    dv = P^T dO
-    along a row:      dq = dL K / sqrt(d)
-                      dg_i = -sum_j dL_ij t_ij
+    along a row:      dq = dL K / sqrt(d)                      dg_i = -sum_j dL_ij (S_i - S_j)
                       dS_i -= g_i sum_j dL_ij
-    along a column:   dk = dL^T Q / sqrt(d)
-                      dS_j += sum_i g_i dL_ij
+    along a column:   dk = dL^T Q / sqrt(d),  dv = P^T dO      dS_j += sum_i g_i dL_ij
 
 One kernel goes along rows, one along columns, and each recomputes P: no atomics, so the same
-numbers every time. Beyond LONG keys those that have decayed are left out (bounds.py): a block of
-queries begins at the first key that can matter to one of them, a tile of keys stops at the last
-block that it can matter to. (The row's part of dS is but rounding, which cancels the column's.)
-Tiles on the diagonal are masked and come first, all others need no mask. Inside, x is the logit
-times sqrt(d): scale and log2(e) become one factor c in exp2(c x - ...), and the query's weight
-becomes w_i = -g_i sqrt(d). q, k, v may have any strides; o, dq, dk, dv lie in memory as
-(B, T, H, d), which is what a model wants next.
+numbers every time. (The row's part of dS is but rounding, which cancels the column's.)
 """
-import math
-
 import torch
 import triton
 import triton.language as tl
 
-from .bounds import LONG, first_keys
-from .common import LOG2E, check_memory, constants, dot, fit, place, place_keys, reach, save
+from .bounds import LONG
+from .common import (
+    EDGE,
+    LOG2E,
+    check_memory,
+    dot,
+    edges,
+    fit,
+    forward_outputs,
+    gradients,
+    head_of,
+    last_block,
+    launch,
+    out_of,
+    place,
+    place_keys,
+    read,
+    save,
+    write,
+)
 
 # -----------------------------------------------------------------------------
-# pieces of all three kernels
-
-@triton.jit
-def load(at, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CHECK: tl.constexpr):
-    """An (R, C) tile of rows of D numbers; with CHECK 0 beyond the `left` rows that are left."""
-    r = tl.arange(0, R)[:, None]
-    c = tl.arange(0, C)[None, :]
-    if CHECK or D < C:
-        return tl.load(at + r * stride + c, mask=(r < left) & (c < D), other=0.0)
-    return tl.load(at + r * stride + c)
-
-
-@triton.jit
-def store(at, x, stride, left, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    r = tl.arange(0, R)[:, None]
-    c = tl.arange(0, C)[None, :]
-    tl.store(at + r * stride + c, x.to(at.dtype.element_ty), mask=(r < left) & (c < D))
-
+# kernels. q, k, v may have any strides; what they write lies in memory as (B, T, H, d), as a model
+# wants it next. Tiles on the diagonal come first and are masked, the others need no mask
 
 @triton.jit
 def queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt,
             D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
-    """This program's block of queries: batch, head, first row, all rows, and their q, S and w."""
+    """This program's head and block of queries: their rows, and their q, u and S - ref."""
     bh, block = place(Tq, BM)
-    first = block * BM
-    r = first + tl.arange(0, BM)
-    Q += bh // H * qb + bh % H * qh + first.to(tl.int64) * qt
-    q = load(Q, qt, Tq - first, D, BM, C, True)
-    Si = tl.load(S + bh * Tk + r + Tk - Tq, mask=r < Tq, other=0.0)
-    w = tl.load(G + bh * Tq + r, mask=r < Tq, other=0.0) * (-1 / scale)
-    return bh // H, bh % H, first, r, q, Si, w
+    r = block * BM + tl.arange(0, BM)
+    q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
+    S += bh * Tk + Tk - Tq
+    ref = tl.load(S + block * BM)
+    Si = tl.load(S + r, mask=r < Tq, other=0.0) - ref
+    u = tl.load(G + bh * Tq + r, mask=r < Tq, other=0.0) / scale
+    return bh, block, r, q, u, Si, ref
 
 
 @triton.jit
-def first_tile(First, there, diagonal, BN: tl.constexpr):
-    """Where the tile begins that has the first key to matter to one of these rows."""
-    first = tl.min(tl.load(First, mask=there, other=2**31 - 1))
-    return tl.minimum(first // BN * BN, diagonal)
+def separable_forward(Q, K, V, S, G, Kmax, Smax, Start, Out, Lse, scale, H, Tq, Tk,
+                      qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr):
+    """
+    BM queries walk the keys, BN at a time: first those around the diagonal, then from `start` on.
+    Earlier keys have decayed: the bound is like that of FoX's pruning (arXiv 2504.06949). By then
+    row i has met an x as large as m_i. No key j has a larger x than |q_i| max|k| + u_i (S_j - ref).
+    Where this is 17 + ln Tk (times sqrt(d), as x is) below m_i, j weighs at most e^-17 / Tk of what
+    the row has, and all such keys together e^-17 = 4e-8: less than float32 can hold. For u_i > 0 it
+    is so wherever S_j < least_i; so start is the first tile whose largest S reaches some least_i.
+    """
+    bh, block, r, q, u, Si, ref = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
+    K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
+    i = r + Tk - Tq                                  # the queries' positions among the keys
+    c = scale * LOG2E                                # from x to logits in base 2: exp2 is fast
+    diagonal = (block * BM + Tk - Tq) // BN * BN     # all queries here see every key before this
+    start, end = diagonal, tl.minimum(block * BM + BM + Tk - Tq, Tk)
+    tl.assume(start < end)                           # else ptxas (C7515) serializes the products
 
-
-# -----------------------------------------------------------------------------
-# forward
-
-@triton.jit
-def forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt, start, end, Tk,
-                  D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, DIAGONAL: tl.constexpr):
-    """Keys start..end-1 for a block of queries; acc (BM, C), maximum m and sum of weights (BM)."""
-    for n in range(start, end, BN):
-        j = tl.multiple_of(n, BN) + tl.arange(0, BN)
-        k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
-        Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
-        t = Si[:, None] - Sj[None, :]
-        # a plain + would join the dot, and stall it
-        x = tl.fma(w[:, None], t, dot(q, tl.trans(k)))
+    acc = tl.zeros((BM, C), tl.float32)              # sum of the keys' weights times their v
+    total = tl.zeros((BM,), tl.float32)              # sum of the weights
+    m = tl.full((BM,), float("-inf"), tl.float32)    # the largest x so far, whose weight is 1
+    for DIAGONAL in tl.static_range(1, -1, -1):      # 1, then 0
+        for n in range(start, end, BN):
+            j = tl.multiple_of(n, BN) + tl.arange(0, BN)
+            k = read(K, n, Tk, kt, D, C, BN, DIAGONAL)
+            Sj = tl.load(S + bh * Tk + j, mask=j < Tk, other=0.0) - ref
+            # a plain + would join the dot, and stall it
+            x = tl.fma(u[:, None], Sj[None, :], dot(q, tl.trans(k)))
+            if DIAGONAL:
+                x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
+            larger = tl.maximum(m, tl.max(x, 1))     # finite: all see the first tile's first key
+            p = tl.exp2(x * c - (larger * c)[:, None])
+            shrink = tl.exp2((m - larger) * c)
+            v = read(V, n, Tk, vt, D, C, BN, DIAGONAL)
+            acc = acc * shrink[:, None] + dot(p.to(v.dtype), v)
+            total = total * shrink + tl.sum(p, 1)
+            m = larger
         if DIAGONAL:
-            x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
-        new = tl.maximum(m, tl.max(x, 1))  # finite: all queries see the first key of the first tile
-        p = tl.exp2(x * c - (new * c)[:, None])
-        keep = tl.exp2((m - new) * c)
-        v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
-        acc = acc * keep[:, None] + dot(p.to(v.dtype), v)
-        total = total * keep + tl.sum(p, 1)
-        m = new
-        K += BN * kt
-        V += BN * vt
-    return acc, m, total
+            start, end = diagonal * 0, diagonal
+            if TILES:  # 0 for few keys, of which none is left out
+                tile = tl.arange(0, TILES)
+                before = tile * EDGE < diagonal
+                at = bh * tl.cdiv(Tk, EDGE) + tile
+                most_k = tl.max(tl.load(Kmax + at, mask=before, other=0.0))
+                length = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
+                margin = (17 + tl.log(tl.cast(Tk, tl.float32))) / scale
+                least = ref + (m - margin - length * most_k) / tl.maximum(u, 1e-30)
+                least = tl.where(u > 0, least, float("-inf"))  # what grows with distance is kept
+                least = tl.min(tl.where(r < Tq, least, float("inf")))
+                reaches = before & (tl.load(Smax + at, mask=before, other=0.0) >= least)
+                start = tl.min(tl.where(reaches, tile * EDGE, diagonal))
+
+    write(out_of(Out, bh, H, Tq, D), acc / total[:, None], block * BM, Tq, H * D, D)
+    tl.store(Lse + bh * Tq + r, (m - u * Si) * c + tl.log2(total), mask=r < Tq)
+    tl.store(Start + bh * tl.cdiv(Tq, BM) + block, start)
 
 
 @triton.jit
-def separable_forward(Q, K, V, S, G, First, Out, Lse, scale, H, Tq, Tk,
-                      qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
-    i = r + Tk - Tq                              # a query's position among the keys
+def separable_rows(Q, K, V, S, G, Start, Out, Lse, dOut, dQ, dG, dS, Delta, scale, H, Tq, Tk,
+                   qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr):
+    """dq, dg and the queries' part of dS; and Delta, for the columns."""
+    bh, block, r, q, u, Si, ref = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
+    K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
+    i, row, there = r + Tk - Tq, bh * Tq + r, r < Tq
     c = scale * LOG2E
-    K, V = K + b * kb + h * kh, V + b * vb + h * vh
-    S += (b * H + h) * Tk
-    diagonal = (first + Tk - Tq) // BN * BN      # all queries here see every key before this one
-    end = tl.minimum(first + BM + Tk - Tq, Tk)
-    tl.assume(diagonal < end)                    # else ptxas (C7515) serializes the products
-    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
-
-    acc = tl.zeros((BM, C), tl.float32)
-    m = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K2, V2, S, kt, vt,
-                                  diagonal, end, Tk, D, C, BN, True)
-    start = first_tile(First + (b * H + h) * Tq + r, r < Tq, diagonal, BN)
-    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
-    acc, m, total = forward_tiles(acc, m, total, q, Si, w, c, i, K, V, S, kt, vt,
-                                  start, diagonal, Tk, D, C, BN, False)
-
-    out = ((b * Tq + first) * H + h) * D
-    store(Out + out, acc / total[:, None], H * D, Tq - first, D, BM, C)
-    tl.store(Lse + (b * H + h) * Tq + r, m * c + tl.log2(total), mask=r < Tq)  # base 2
-
-
-# -----------------------------------------------------------------------------
-# backward along rows: dq, dg, the query's part of dS. It also leaves Delta for the columns
-
-@triton.jit
-def row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt, start, end, Tk,
-              D: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, DIAGONAL: tl.constexpr):
-    """Keys start..end-1 for one block of queries."""
-    for n in range(start, end, BN):
-        j = tl.multiple_of(n, BN) + tl.arange(0, BN)
-        k = load(K, kt, Tk - n, D, BN, C, DIAGONAL)
-        Sj = tl.load(S + j, mask=j < Tk, other=0.0) if DIAGONAL else tl.load(S + j)
-        t = Si[:, None] - Sj[None, :]
-        x = tl.fma(w[:, None], t, dot(q, tl.trans(k)))
-        if DIAGONAL:
-            x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
-        p = tl.exp2(x * c - lse[:, None])
-        v = load(V, vt, Tk - n, D, BN, C, DIAGONAL)
-        dx = p * (dot(do, tl.trans(v)) - delta[:, None])
-        dq += dot(dx.to(k.dtype), k)
-        dg -= tl.sum(dx * t, 1)
-        dS += tl.sum(dx, 1)
-        K += BN * kt
-        V += BN * vt
-    return dq, dg, dS
-
-
-@triton.jit
-def separable_rows(Q, K, V, S, G, First, Out, Lse, dOut, dQ, dG, dSq, Delta, scale, H, Tq, Tk,
-                   qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    b, h, first, r, q, Si, w = queries(Q, S, G, scale, H, Tq, Tk, qb, qh, qt, D, C, BM)
-    i = r + Tk - Tq
-    c = scale * LOG2E
-    out = ((b * Tq + first) * H + h) * D
-    row = (b * H + h) * Tq + r
-    do = load(dOut + out, H * D, Tq - first, D, BM, C, True)
-    o = load(Out + out, H * D, Tq - first, D, BM, C, True)
+    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    lse = tl.load(Lse + row, mask=r < Tq, other=float("inf"))  # rows past the end weigh nothing
-    K, V = K + b * kb + h * kh, V + b * vb + h * vh
-    S += (b * H + h) * Tk
-    diagonal = (first + Tk - Tq) // BN * BN
-    end = tl.minimum(first + BM + Tk - Tq, Tk)
-    tl.assume(diagonal < end)
-    K2, V2 = K + diagonal.to(tl.int64) * kt, V + diagonal.to(tl.int64) * vt
+    tl.store(Delta + row, delta, mask=there)
+    lse = tl.load(Lse + row, mask=there, other=float("inf")) + u * Si * c
+    diagonal = (block * BM + Tk - Tq) // BN * BN
+    start, end = diagonal, tl.minimum(block * BM + BM + Tk - Tq, Tk)
+    tl.assume(start < end)
 
     dq = tl.zeros((BM, C), tl.float32)
     dg = tl.zeros((BM,), tl.float32)
-    dS = tl.zeros((BM,), tl.float32)
-    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K2, V2, S, kt, vt,
-                           diagonal, end, Tk, D, C, BN, True)
-    start = first_tile(First + row, r < Tq, diagonal, BN)
-    K, V = K + start.to(tl.int64) * kt, V + start.to(tl.int64) * vt
-    dq, dg, dS = row_tiles(dq, dg, dS, q, do, Si, w, lse, delta, c, i, K, V, S, kt, vt,
-                           start, diagonal, Tk, D, C, BN, False)
+    total = tl.zeros((BM,), tl.float32)
+    for DIAGONAL in tl.static_range(1, -1, -1):
+        for n in range(start, end, BN):
+            j = tl.multiple_of(n, BN) + tl.arange(0, BN)
+            k = read(K, n, Tk, kt, D, C, BN, DIAGONAL)
+            Sj = tl.load(S + bh * Tk + j, mask=j < Tk, other=0.0) - ref
+            x = tl.fma(u[:, None], Sj[None, :], dot(q, tl.trans(k)))
+            if DIAGONAL:
+                x = tl.where(j[None, :] <= i[:, None], x, float("-inf"))
+            p = tl.exp2(x * c - lse[:, None])
+            v = read(V, n, Tk, vt, D, C, BN, DIAGONAL)
+            dx = p * (dot(do, tl.trans(v)) - delta[:, None])
+            dq += dot(dx.to(k.dtype), k)
+            dg += tl.sum(dx * Sj[None, :], 1)
+            total += tl.sum(dx, 1)
+        start, end = tl.load(Start + bh * tl.cdiv(Tq, BM) + block), diagonal
 
-    store(dQ + out, dq * scale, H * D, Tq - first, D, BM, C)
-    tl.store(dG + row, dg, mask=r < Tq)
-    tl.store(dSq + row, dS * w * scale, mask=r < Tq)  # w scale = -g
-    tl.store(Delta + row, delta, mask=r < Tq)
-
-
-# -----------------------------------------------------------------------------
-# backward along columns: dk, dv, the key's part of dS. Tiles are transposed: (BN keys, BM queries)
-
-@triton.jit
-def column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta, qt, ot,
-                 start, end, Tq, Tk,
-                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, DIAGONAL: tl.constexpr):
-    """Queries start..end-1 for one block of keys."""
-    for n in range(start, end, BM):
-        r = tl.multiple_of(n, BM) + tl.arange(0, BM)
-        q = load(Q, qt, Tq - n, D, BM, C, True)
-        lse = tl.load(Lse + r, mask=r < Tq, other=float("inf"))
-        Si = tl.load(S + r + Tk - Tq, mask=r < Tq, other=0.0)
-        w = tl.load(G + r, mask=r < Tq, other=0.0) * (-1 / scale)
-        t = Si[None, :] - Sj[:, None]
-        x = tl.fma(w[None, :], t, dot(k, tl.trans(q)))
-        if DIAGONAL:
-            x = tl.where(j[:, None] <= r[None, :] + Tk - Tq, x, float("-inf"))
-        p = tl.exp2(x * c - lse[None, :])
-        do = load(dOut, ot, Tq - n, D, BM, C, True)
-        delta = tl.load(Delta + r, mask=r < Tq, other=0.0)
-        dv += dot(p.to(do.dtype), do)
-        dx = p * (dot(v, tl.trans(do)) - delta[None, :])
-        dk += dot(dx.to(q.dtype), q)
-        dS += tl.sum(dx * w[None, :], 1)
-        Q += BM * qt
-        dOut += BM * ot
-    return dk, dv, dS
+    write(out_of(dQ, bh, H, Tq, D), dq * scale, block * BM, Tq, H * D, D)
+    tl.store(dG + row, dg - total * Si, mask=there)
+    tl.store(dS + bh * Tk + i, -scale * u * total, mask=there)
 
 
 @triton.jit
-def separable_columns(Q, K, V, S, G, Last, Lse, dOut, Delta, dK, dV, dSk, scale, H, Tq, Tk,
-                      qb, qh, qt, kb, kh, kt, vb, vh, vt,
-                      D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def separable_columns(Q, K, V, S, G, Start, Lse, dOut, Delta, dK, dV, dS, scale, H, Tq, Tk,
+                      qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, BLOCKS: tl.constexpr):
+    """dk, dv, and the keys' part of dS. Tiles are transposed: (BN keys, BM queries)."""
     bh, tile = place_keys(tl.cdiv(Tk, BN))
-    b, h, first = bh // H, bh % H, tile * BN
+    first, past = tile * BN, Tk - Tq
     j = first + tl.arange(0, BN)
     c = scale * LOG2E
+    Q, dOut = head_of(Q, bh, H, qb, qh), out_of(dOut, bh, H, Tq, D)
+    k = read(head_of(K, bh, H, kb, kh), first, Tk, kt, D, C, BN)
+    v = read(head_of(V, bh, H, vb, vh), first, Tk, vt, D, C, BN)
     S += bh * Tk
-    G, Lse, Delta = G + bh * Tq, Lse + bh * Tq, Delta + bh * Tq
-    K += b * kb + h * kh + first.to(tl.int64) * kt
-    V += b * vb + h * vh + first.to(tl.int64) * vt
-    k = load(K, kt, Tk - first, D, BN, C, True)
-    v = load(V, vt, Tk - first, D, BN, C, True)
-    Sj = tl.load(S + j, mask=j < Tk, other=0.0)
-    start = tl.maximum(first - (Tk - Tq), 0) // BM * BM  # the tile of the first query to see a key
-    full = tl.cdiv(tl.maximum(first + BN - 1 - (Tk - Tq), 0), BM) * BM
-    full = tl.maximum(full, start + BM)                  # from here queries see all of the keys
+    ref = tl.load(S + first)
+    Sj = tl.load(S + j, mask=j < Tk, other=0.0) - ref
+    start = tl.maximum(first - past, 0) // BM * BM    # the block of the first query to see a key
+    full = tl.cdiv(tl.maximum(first + BN - 1 - past, 0), BM) * BM
+    full = tl.maximum(full, start + BM)               # from here queries see all of the keys
     end = tl.minimum(full, Tq)
     tl.assume(start < end)
-    Q += b * qb + h * qh + start.to(tl.int64) * qt
-    dOut += ((b * Tq + start) * H + h) * D
-    last = tl.load(Last + bh * tl.cdiv(Tk, BN) + tile)  # later blocks see these keys no more
-    Q2, dOut2 = Q + (full - start) * qt, dOut + (full - start) * H * D
+    last = last_block(Start, bh, first + BN, tl.cdiv(Tq, BM), BLOCKS)
 
     dk = tl.zeros((BN, C), tl.float32)
     dv = tl.zeros((BN, C), tl.float32)
-    dS = tl.zeros((BN,), tl.float32)
-    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q, dOut, S, G, Lse, Delta,
-                              qt, H * D, start, end, Tq, Tk, D, C, BM, True)
-    dk, dv, dS = column_tiles(dk, dv, dS, k, v, Sj, c, scale, j, Q2, dOut2, S, G, Lse, Delta,
-                              qt, H * D, full, last * BM + BM, Tq, Tk, D, C, BM, False)
+    ds = tl.zeros((BN,), tl.float32)
+    for DIAGONAL in tl.static_range(1, -1, -1):
+        for n in range(start, end, BM):
+            r = tl.multiple_of(n, BM) + tl.arange(0, BM)
+            row, there = bh * Tq + r, r < Tq
+            q = read(Q, n, Tq, qt, D, C, BM)
+            u = tl.load(G + row, mask=there, other=0.0) / scale
+            Si = tl.load(S + past + r, mask=there, other=0.0) - ref
+            lse = tl.load(Lse + row, mask=there, other=float("inf")) + u * Si * c
+            x = tl.fma(Sj[:, None], u[None, :], dot(k, tl.trans(q)))
+            if DIAGONAL:
+                x = tl.where(j[:, None] <= r[None, :] + past, x, float("-inf"))
+            p = tl.exp2(x * c - lse[None, :])
+            do = read(dOut, n, Tq, H * D, D, C, BM)
+            delta = tl.load(Delta + row, mask=there, other=0.0)
+            dv += dot(p.to(do.dtype), do)
+            dx = p * (dot(v, tl.trans(do)) - delta[None, :])
+            dk += dot(dx.to(q.dtype), q)
+            ds += tl.sum(dx * u[None, :], 1)
+        start, end = full, (last + 1) * BM
 
-    out = ((b * Tk + first) * H + h) * D
-    store(dK + out, dk * scale, H * D, Tk - first, D, BN, C)
-    store(dV + out, dv, H * D, Tk - first, D, BN, C)
-    tl.store(dSk + bh * Tk + j, dS * -scale, mask=j < Tk)  # w scale = -g
+    write(out_of(dK, bh, H, Tk, D), dk * scale, first, Tk, H * D, D)
+    write(out_of(dV, bh, H, Tk, D), dv, first, Tk, H * D, D)
+    of_rows = tl.load(dS + bh * Tk + j, mask=(j >= past) & (j < Tk), other=0.0)
+    tl.store(dS + bh * Tk + j, of_rows + scale * ds, mask=j < Tk)
 
 
 # -----------------------------------------------------------------------------
 # as an operator that autograd and torch.compile know
 
-def tiles(d, dtype):
-    """(BM queries, BN keys, warps, stages) of the kernels: the largest that hardly spill."""
-    if dtype == torch.float32:
-        keys = 16 if 32 < d < 64 else 32  # masked heads with 32 spill 4 bytes on sm_90
-        return (32, keys, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)
-    if d > 64:
-        return (128, 32, 8, 3), (128, 32, 8, 3), (32, 128, 8, 3)
-    return (128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)
-
-
-def new(x):
-    """An empty tensor with the shape of x (B, H, T, d) that lies in memory as (B, T, H, d)."""
-    x = x.transpose(1, 2)
-    return torch.empty_like(x, memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-def launch(kernel, tile, blocks, q, k, v, *tensors):
-    """Runs the kernel, one program for each of a head's blocks of queries or keys."""
-    B, H, Tq, d = q.shape
-    assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "kernels step through a head by 1"
-    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
-    with torch.cuda.device_of(q):
-        kernel[(B * H * blocks,)](
-            q, k, v, *tensors, 1 / math.sqrt(d), H, Tq, k.size(2), *strides,
-            **constants(q, *tile))
+def tiles(q):
+    """(BM queries, BN keys, warps, stages) of forward and rows, and of columns; BM is the same."""
+    if q.dtype == torch.float32:
+        return (32, 32, 8, 2), (32, 32, 8, 2)
+    if q.size(3) > 64:
+        return (64, 32, 4, 3), (64, 32, 4, 2)
+    return (64, 64, 4, 3), (64, 64, 4, 2)
 
 
 @torch.library.custom_op("nanope::separable", mutates_args=())
-def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor,
-              first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """S (B, H, Tk) and g (B, H, Tq) float32, first (B, H, Tq) int32, contiguous -> o, lse."""
-    check_memory(S, g, first)
-    out, lse = new(q), torch.empty_like(g)
-    tile = tiles(q.size(3), q.dtype)[0]
-    blocks = triton.cdiv(q.size(2), tile[0])
-    launch(separable_forward, tile, blocks, q, k, v, S, g, first, out, lse)
-    return out, lse
+def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor
+              ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """S (B, H, Tk) and g (B, H, Tq) float32 and contiguous -> out, lse, start."""
+    check_memory(S, g)
+    tile, _ = tiles(q)
+    out, lse, start = forward_outputs(q, tile[0])
+    kmax, smax, n = edges(q, k, v, S) if k.size(2) > LONG else (S, S, 0)
+    launch(separable_forward, tile, start.size(2), q, k, v,
+           S, g, kmax, smax, start, out, lse, TILES=n)
+    return out, lse, start
 
 
 @torch.library.custom_op("nanope::separable_backward", mutates_args=())
-def separable_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor,
-                       g: torch.Tensor, first: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-                       dout: torch.Tensor) -> list[torch.Tensor]:
+def separable_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                       S: torch.Tensor, g: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+                       start: torch.Tensor) -> list[torch.Tensor]:
     """-> dq, dk, dv, dS, dg."""
-    check_memory(S, g, first, lse)
-    Tq, Tk = q.size(2), k.size(2)
+    check_memory(S, g, lse, start)
     # as the kernels read them; out, too, as a saved-tensor hook may have moved it
     out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))
-    dq, dk, dv, dS, dg = gradients(q, k, v, S, g)
-    dS_of_queries, delta = torch.empty_like(g), torch.empty_like(g)
-    _, rows, columns = tiles(q.size(3), q.dtype)
-    launch(separable_rows, rows, triton.cdiv(Tq, rows[0]), q, k, v,
-           S, g, first, out, lse, dout, dq, dg, dS_of_queries, delta)
-    _, last = reach(first, Tk, *columns[:2])
-    launch(separable_columns, columns, triton.cdiv(Tk, columns[1]), q, k, v,
-           S, g, last, lse, dout, delta, dk, dv, dS)
-    dS[:, :, Tk - Tq:] += dS_of_queries
-    return [dq, dk, dv, dS, dg]
+    dq, dk, dv, dS, dg = grads = gradients(q, k, v, S, g)
+    delta = torch.empty_like(g)
+    rows, columns = tiles(q)
+    launch(separable_rows, rows, start.size(2), q, k, v,
+           S, g, start, out, lse, dout, dq, dg, dS, delta)
+    launch(separable_columns, columns, triton.cdiv(k.size(2), columns[1]), q, k, v,
+           S, g, start, lse, dout, delta, dk, dv, dS,
+           BLOCKS=triton.next_power_of_2(start.size(2)))
+    return grads
 
 
-@separable.register_fake
-def _(q, k, v, S, g, first):
-    return new(q), torch.empty_like(g)
-
-
-@separable_backward.register_fake
-def _(q, k, v, S, g, first, out, lse, dout):
-    return gradients(q, k, v, S, g)
-
-
-def gradients(q, k, v, S, g):
-    """Empty dq, dk, dv, dS, dg."""
-    return [new(q), new(k), new(v), torch.empty_like(S), torch.empty_like(g)]
-
-
-def backward(ctx, dout, dlse):
-    return *separable_backward(*ctx.saved_tensors, dout), None
-
-
-separable.register_autograd(backward, setup_context=save)
+separable.register_fake(lambda q, k, v, S, g: forward_outputs(q, tiles(q)[0][0]))
+separable_backward.register_fake(lambda dout, q, k, v, S, g, *_: gradients(q, k, v, S, g))
+separable.register_autograd(
+    lambda ctx, dout, dlse, dstart: tuple(separable_backward(dout, *ctx.saved_tensors)),
+    setup_context=save)
 
 
 def cable_attention(q, k, v, S, g=None):
     """cable_attention of model_cable.py; None for what it cannot do."""
     if not fit(q, k, v):
         return None
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))  # steps through d by 1
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     g = S.new_ones(()) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()
     g = g.float().expand(q.shape[:3]).contiguous()
-    first = torch.zeros_like(g, dtype=torch.int32)
-    if k.size(2) > LONG:
-        first = first_keys(q, k, S, g).int()
-    return separable(q, k, v, S, g, first)[0]
+    return separable(q, k, v, S, g)[0]
 
 
 def fox_attention(q, k, v, F_):

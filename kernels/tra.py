@@ -3,54 +3,56 @@ TRA in Triton, equal to tra_attention in model_tra.py, without a T x T matrix of
 
     s_ij = q_i . k_j / sqrt(d), only keys with s_ij > 0 survive
     C_ij = survivors among keys j ... i
-    logit_ij = s_ij + C_ij log delta_i            log delta (B, H, Tq) float32
+    logit_ij = s_ij + C_ij log delta_i             log delta (B, H, Tq) float32
 
 A row without survivors gives 0. As in cope.py a program takes BM rows and walks the keys leftwards
 from the diagonal in tiles of BN, each row carrying its count. It stops where the decay leaves too
-little to matter, by a bound like that of FoX's pruning (Lin et al., 2025, arXiv 2504.06949). With m
-the row's largest logit so far, c its count and N the keys to come, those can add at most
+little to matter, by a bound like that of FoX's pruning (Lin et al., 2025, arXiv 2504.06949). With c
+a row's count so far and N the keys to come, those can add at most
 
     sum_{n>=1} exp(U + (c + n) log delta) <= exp(U + (c + 1) log delta) min(N, 1 / (1 - delta))
-    U = |q_i| max_{j<=i} |k_j| / sqrt(d)
+    U = |q_i| max|k_j| / sqrt(d)
 
-to a sum of at least exp(m). A block stops when this is below e^-17 of it for all its rows: 4e-8,
-less than float32 sees. (The gradient of log delta weighs keys by their count besides: there, 4e-8
-times the counts left out.) A row without survivors never stops. limit (B, H, Tq) is where a row
-stopped: keys j >= limit_i were seen.
+to the sum of weights that the row already has. A block stops, for all kernels, when this is below
+e^-17 of that sum for all its rows: 4e-8, less than float32 sees. (The gradient of log delta weighs
+keys by their count besides: there, 4e-8 times the counts left out.) A row without survivors never
+stops. Start (B, H, blocks) is the first key that a block reads.
 
 Backward, with A = softmax(logit); the count has no gradient:
 
     dL_ij = A_ij (dO_i . v_j - dO_i . O_i)        dv = A^T dO
     dq = dL K / sqrt(d)     dk = dL^T Q / sqrt(d)     dlog delta_i = sum_j dL_ij C_ij
 
-tra_rows counts again and leaves every tile's carry to tra_columns, packed as common.bands draws it:
-4 bytes for a row and tile that was read, .13 GB a head at T = 65,536 where nothing is left out.
+tra_rows counts again and leaves every row's count to the right of every tile to tra_columns: 4
+bytes each, .27 GB a head at T = 65,536, so that nobody has to ask the GPU how many there are.
 """
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from .common import (
+    EDGE,
     LOG2E,
     STEP,
-    WAITS,
     attend,
-    bands,
     check_memory,
-    constants,
     dot,
+    edges,
     fit,
-    load,
-    outputs,
+    forward_outputs,
+    gradients,
+    head_of,
+    last_block,
+    launch,
+    out_of,
     place,
     place_keys,
+    read,
     rows_of,
     save,
-    store,
     top_tile,
     triangle,
+    write,
 )
 
 # -----------------------------------------------------------------------------
@@ -68,210 +70,184 @@ def survivors(s, seen, ones):
 
 
 @triton.jit
-def tra_forward(q, k, v, decay, bound, o, lse, limit, Tq, Tk, scale,
-                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """o, lse and limit. bound is U in base 2."""
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, o = q + in_q, o + in_q
-    k, v = k + in_k, v + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    qi = load(q, r, Tq, D, C)
-    slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
-    most = tl.load(bound + at, mask=real, other=float("-inf"))
+def tra_forward(Q, K, V, Decay, Kmax, Start, Out, Lse, scale, H, Tq, Tk,
+                qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr):
+    bh, block = place(Tq, BM)
+    r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+    K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
+    q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
+    slope = tl.load(Decay + row, mask=there, other=0.0) * LOG2E
+    c = scale * LOG2E
+    end = (top_tile(block, Tq, Tk, BM, BN) + 1) * BN
+    tile = tl.arange(0, TILES)
+    most_k = tl.load(Kmax + bh * tl.cdiv(Tk, EDGE) + tile, mask=tile * EDGE < end, other=0.0)
+    bound = c * tl.max(most_k) * tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
     many = 1 / (1 - tl.exp2(slope))
     m = tl.full((BM,), -1e30, tl.float32)
     den = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
     ones = triangle(BN)
-    end = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN
     more = True
     while (end > 0) & more:
         for _ in range(tl.minimum(end // BN, STEP)):  # only a for loads ahead (cp.async)
             end -= BN
-            j = end + keys
-            s = dot(qi, tl.trans(load(k, j, Tk, D, C)))
+            j = end + tl.arange(0, BN)
+            s = dot(q, tl.trans(read(K, end, Tk, kt, D, C, BN)))
             passed, p = survivors(s, j[None, :] <= i[:, None], ones)
             p += count[:, None]
-            logits = tl.where(passed, s * scale + p * slope[:, None], float("-inf"))
-            m, den, acc = attend(logits, load(v, j, Tk, D, C), m, den, acc)
+            logits = tl.where(passed, s * c + p * slope[:, None], float("-inf"))
+            m, den, acc = attend(logits, read(V, end, Tk, vt, D, C, BN), m, den, acc)
             count += tl.sum(passed.to(tl.float32), 1)
-        rest = most - m + (count + 1) * slope  # what the keys to come can add to
-        rest += tl.log2(tl.minimum(many, end.to(tl.float32)))
-        rest = tl.where(slope > 0, float("inf"), rest)  # a fork's, perhaps: far keys matter more
-        more = tl.max(rest) > -17 * LOG2E
+        rest = bound + (count + 1) * slope + tl.log2(tl.minimum(many, end.to(tl.float32)))
+        rest -= m + tl.log2(den)               # what keys to come can add, of what is there
+        rest = tl.where((slope > 0) | (den == 0), float("inf"), rest)  # far keys matter more; none
+        more = tl.max(tl.where(there, rest, float("-inf"))) > -17 * LOG2E
     some = den > 0
-    store(o, r, Tq, tl.where(some[:, None], acc / den[:, None], 0.0), D, C)
-    tl.store(lse + at, tl.where(some, m + tl.log2(den), 0.0), mask=real)
-    tl.store(limit + at, tl.zeros((BM,), tl.int32) + end, mask=real)
+    o = tl.where(some[:, None], acc / den[:, None], 0.0)
+    write(out_of(Out, bh, H, Tq, D), o, block * BM, Tq, H * D, D)
+    tl.store(Lse + row, tl.where(some, m + tl.log2(den), 0.0), mask=there)
+    tl.store(Start + bh * tl.cdiv(Tq, BM) + block, end)
 
 
 @triton.jit
-def tra_rows(q, k, v, decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
-             Tq, Tk, scale,
-             D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """dq, dlog delta; for the columns delta = dO . O, and the count to the right of every tile."""
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, o, do, dq = q + in_q, o + in_q, do + in_q, dq + in_q
-    k, v = k + in_k, v + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    qi = load(q, r, Tq, D, C)
-    doi = load(do, r, Tq, D, C)
-    slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
-    lsei = tl.load(lse + at, mask=real, other=0.0)
-    deltai = tl.sum(load(o, r, Tq, D, C).to(tl.float32) * doi.to(tl.float32), 1)
-    tl.store(delta + at, deltai, mask=real)
-    lim = tl.load(limit + at, mask=real, other=Tk)
+def tra_rows(Q, K, V, Decay, Start, Out, Lse, dOut, dQ, dDecay, Delta, Counts, scale, H, Tq, Tk,
+             qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr):
+    """dq, dlog delta; for the columns Delta = dO . O, and the count to the right of every tile."""
+    bh, block = place(Tq, BM)
+    r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+    K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
+    q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
+    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(Delta + row, delta, mask=there)
+    slope = tl.load(Decay + row, mask=there, other=0.0) * LOG2E
+    lse = tl.load(Lse + row, mask=there, other=0.0)
+    c = scale * LOG2E
     top = top_tile(block, Tq, Tk, BM, BN)
-    block += head * tl.cdiv(Tq, BM)
-    counts += tl.load(start + block) * BM + tl.arange(0, BM)
-    acc = tl.zeros((BM, C), tl.float32)
+    block_of_all = bh * tl.cdiv(Tq, BM) + block
+    Counts += block_of_all * tl.cdiv(Tk, BN) * BM + tl.arange(0, BM)
+    dq = tl.zeros((BM, C), tl.float32)
     count = tl.zeros((BM,), tl.float32)
-    ones = triangle(BN)
     total = tl.zeros((BM,), tl.float32)
-    tiles = top - tl.load(first + block) + 1
+    ones = triangle(BN)
+    tiles = top + 1 - tl.load(Start + block_of_all) // BN
     tl.assume(tiles > 0)  # else ptxas (C7515) runs the products one after the other
     for back in range(tiles):
-        tl.store(counts + (top - back) * BM, count)
-        j = (top - back) * BN + keys
-        kj = load(k, j, Tk, D, C)
-        s = dot(qi, tl.trans(kj))
-        passed, p = survivors(s, (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None]), ones)
+        n = (top - back) * BN
+        tl.store(Counts + (top - back) * BM, count)
+        j = n + tl.arange(0, BN)
+        k = read(K, n, Tk, kt, D, C, BN)
+        s = dot(q, tl.trans(k))
+        passed, p = survivors(s, j[None, :] <= i[:, None], ones)
         p += count[:, None]
-        a = tl.where(passed, tl.exp2(s * scale + p * slope[:, None] - lsei[:, None]), 0.0)
-        ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
-        acc = dot(ds.to(kj.dtype), kj, acc)
+        a = tl.where(passed, tl.exp2(s * c + p * slope[:, None] - lse[:, None]), 0.0)
+        ds = a * (dot(do, tl.trans(read(V, n, Tk, vt, D, C, BN))) - delta[:, None])
+        dq = dot(ds.to(k.dtype), k, dq)
         total += tl.sum(ds * p, 1)
         count += tl.sum(passed.to(tl.float32), 1)
-    store(dq, r, Tq, acc * (scale / LOG2E), D, C)
-    tl.store(ddecay + at, total, mask=real)
+    write(out_of(dQ, bh, H, Tq, D), dq * scale, block * BM, Tq, H * D, D)
+    tl.store(dDecay + row, total, mask=there)
 
 
 @triton.jit
-def tra_columns(q, k, v, decay, do, lse, delta, limit, last, start, counts, dk, dv,
-                Tq, Tk, scale,
-                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def tra_columns(Q, K, V, Decay, Start, Lse, dOut, Delta, Counts, dK, dV, scale, H, Tq, Tk,
+                qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                BM: tl.constexpr, BN: tl.constexpr, BLOCKS: tl.constexpr):
     """dk and dv of BN keys, from the rows that see them."""
-    blocks = tl.cdiv(Tq, BM)
-    tiles = tl.cdiv(Tk, BN)
-    head, n = place_keys(tiles)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, do = q + in_q, do + in_q
-    k, v = k + in_k, v + in_k
-    j = n * BN + tl.arange(0, BN)
-    kj = load(k, j, Tk, D, C)
-    vj = load(v, j, Tk, D, C)
-    ones = triangle(BN)
+    blocks, tiles = tl.cdiv(Tq, BM), tl.cdiv(Tk, BN)
+    bh, tile = place_keys(tiles)
+    first = tile * BN
+    Q, dOut = head_of(Q, bh, H, qb, qh), out_of(dOut, bh, H, Tq, D)
+    j = first + tl.arange(0, BN)
     # turned here: in the loop they would go to shared memory anew for every block
-    kt = tl.trans(kj)
-    vt = tl.trans(vj)
-    dkj = tl.zeros((BN, C), tl.float32)
-    dvj = tl.zeros((BN, C), tl.float32)
-    begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
+    kt_ = tl.trans(read(head_of(K, bh, H, kb, kh), first, Tk, kt, D, C, BN))
+    vt_ = tl.trans(read(head_of(V, bh, H, vb, vh), first, Tk, vt, D, C, BN))
+    c = scale * LOG2E
+    dk = tl.zeros((BN, C), tl.float32)
+    dv = tl.zeros((BN, C), tl.float32)
+    ones = triangle(BN)
+    begin = tl.maximum(first - (Tk - Tq), 0) // BM
     # one block at least, though it may find nothing here: then C7515 can be ruled out
-    end = tl.maximum(tl.load(last + head * tiles + n), begin) + 1
+    end = tl.maximum(last_block(Start, bh, first + BN, blocks, BLOCKS), begin) + 1
     tl.assume(begin < end)
     for block in range(begin, end):
-        r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-        lim = tl.load(limit + at, mask=real, other=Tk)
-        slope = tl.load(decay + at, mask=real, other=0.0) * LOG2E
-        lsei = tl.load(lse + at, mask=real, other=0.0)
-        deltai = tl.load(delta + at, mask=real, other=0.0)
-        here = (tl.load(start + head * blocks + block) + n) * BM + tl.arange(0, BM)
-        count = tl.load(counts + here, mask=lim < n * BN + BN, other=0.0)
-        qi = load(q, r, Tq, D, C)
-        doi = load(do, r, Tq, D, C)
-        s = dot(qi, kt)
-        passed, p = survivors(s, (j[None, :] <= i[:, None]) & (j[None, :] >= lim[:, None]), ones)
+        r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+        slope = tl.load(Decay + row, mask=there, other=0.0) * LOG2E
+        lse = tl.load(Lse + row, mask=there, other=0.0)
+        delta = tl.load(Delta + row, mask=there, other=0.0)
+        start = tl.load(Start + bh * blocks + block)  # if it is later, Counts holds anything
+        here = ((bh * blocks + block) * tiles + tile) * BM + tl.arange(0, BM)
+        count = tl.load(Counts + here)
+        q = read(Q, block * BM, Tq, qt, D, C, BM)
+        do = read(dOut, block * BM, Tq, H * D, D, C, BM)
+        s = dot(q, kt_)
+        passed, p = survivors(s, (j[None, :] <= i[:, None]) & (j[None, :] >= start), ones)
         p += count[:, None]
-        a = tl.where(passed, tl.exp2(s * scale + p * slope[:, None] - lsei[:, None]), 0.0)
-        dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
-        ds = a * (dot(doi, vt) - deltai[:, None])
-        dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
-    store(dk + in_k, j, Tk, dkj * (scale / LOG2E), D, C)
-    store(dv + in_k, j, Tk, dvj, D, C)
+        a = tl.where(passed, tl.exp2(s * c + p * slope[:, None] - lse[:, None]), 0.0)
+        dv = dot(tl.trans(a.to(do.dtype)), do, dv)
+        ds = a * (dot(do, vt_) - delta[:, None])
+        dk = dot(tl.trans(ds.to(q.dtype)), q, dk)
+    write(out_of(dK, bh, H, Tk, D), dk * scale, first, Tk, H * D, D)
+    write(out_of(dV, bh, H, Tk, D), dv, first, Tk, H * D, D)
 
 
 # -----------------------------------------------------------------------------
 # from tensors to kernels and back
 
-def tiles(q):
-    """Rows, keys and warps of a program, chosen as in cope.py."""
+def tile_of(q):
+    """BM rows, BN keys, warps and stages of all kernels."""
     d = q.size(3)
     if q.dtype == torch.float32:
         rows = 32 if d <= 16 or 32 < d <= 64 else 16  # the largest that spills nothing, as compiled
-        return constants(q, rows, 16, 8)
-    return constants(q, 64, 64 if d <= 64 else 32, 4)
+        return rows, 16, 8, 2
+    return 64, 64 if d <= 64 else 32, 4, 2
 
 
 @torch.library.custom_op("nanope::tra", mutates_args=())
 def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All contiguous, log_decay float32 -> o, lse, limit."""
-    check_memory(q, k, v, log_decay)
-    B, H, Tq, d = q.shape
-    Tk = k.size(2)
-    scale = LOG2E.value / math.sqrt(d)
-    t = tiles(q)
-    norm_q = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32)
-    norm_k = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32)
-    # of no later key: the future must not even decide where we stop
-    bound = scale * norm_q * norm_k.cummax(-1)[0][..., Tk - Tq:]
-    o, lse, limit = outputs(q)
-    with torch.cuda.device_of(q):
-        tra_forward[B * H * triton.cdiv(Tq, t["BM"]),](
-            q, k, v, log_decay, bound, o, lse, limit, Tq, Tk, scale, **t)
-    return o, lse, limit
+    """log_decay (B, H, Tq) float32 and contiguous -> out, lse, start."""
+    check_memory(log_decay)
+    tile = tile_of(q)
+    out, lse, start = forward_outputs(q, tile[0])
+    kmax, _, n = edges(q, k, v)
+    launch(tra_forward, tile, start.size(2), q, k, v, log_decay, kmax, start, out, lse, TILES=n)
+    return out, lse, start
 
 
-@tra.register_fake
-def _(q, k, v, log_decay):
-    return outputs(q)
-
-
-@torch.library.custom_op("nanope::tra_backward", mutates_args=(), tags=WAITS)
-def tra_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                 log_decay: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, limit: torch.Tensor
-                 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+@torch.library.custom_op("nanope::tra_backward", mutates_args=())
+def tra_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                 log_decay: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, start: torch.Tensor
+                 ) -> list[torch.Tensor]:
     """-> dq, dk, dv, dlog_decay."""
-    Tq, Tk = q.size(2), k.size(2)
-    scale = LOG2E.value / math.sqrt(q.size(3))
-    t = tiles(q)
-    do = do.contiguous()
-    check_memory(q, k, v, log_decay, o, lse, limit)
-    dq, dk, dv, ddecay = map(torch.empty_like, (q, k, v, log_decay))
-    delta = torch.empty_like(lse)
-    first, last, start, total = bands(limit, Tk, t["BM"], t["BN"])
-    counts = lse.new_empty(total, t["BM"])
-    with torch.cuda.device_of(q):
-        tra_rows[start.numel(),](
-            q, k, v, log_decay, o, do, lse, delta, limit, first, start, counts, dq, ddecay,
-            Tq, Tk, scale, **t)
-        tra_columns[last.numel(),](
-            q, k, v, log_decay, do, lse, delta, limit, last, start, counts, dk, dv,
-            Tq, Tk, scale, **t)
-    return dq, dk, dv, ddecay
+    check_memory(log_decay, lse, start)
+    out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))  # as the kernels read them
+    dq, dk, dv, ddecay = grads = gradients(q, k, v, log_decay)
+    tile, blocks = tile_of(q), start.size(2)
+    tiles, delta = triton.cdiv(k.size(2), tile[1]), torch.empty_like(lse)
+    counts = lse.new_empty(*start.shape, tiles, tile[0])
+    launch(tra_rows, tile, blocks, q, k, v,
+           log_decay, start, out, lse, dout, dq, ddecay, delta, counts)
+    launch(tra_columns, tile, tiles, q, k, v,
+           log_decay, start, lse, dout, delta, counts, dk, dv,
+           BLOCKS=triton.next_power_of_2(blocks))
+    return grads
 
 
-@tra_backward.register_fake
-def _(do, q, k, v, log_decay, o, lse, limit):
-    return tuple(map(torch.empty_like, (q, k, v, log_decay)))
-
-
-def backward(ctx, do, dlse, dlimit):
-    return tra_backward(do, *ctx.saved_tensors)
-
-
-tra.register_autograd(backward, setup_context=save)
+tra.register_fake(lambda q, k, v, log_decay: forward_outputs(q, tile_of(q)[0]))
+tra_backward.register_fake(lambda dout, q, k, v, log_decay, *_: gradients(q, k, v, log_decay))
+tra.register_autograd(
+    lambda ctx, dout, dlse, dstart: tuple(tra_backward(dout, *ctx.saved_tensors)),
+    setup_context=save)
 
 
 def tra_attention(q, k, v, log_decay):
     """tra_attention of model_tra.py; None for what it cannot do."""
     if not fit(q, k, v):
         return None
-    log_decay = log_decay.float().contiguous()
-    return tra(q.contiguous(), k.contiguous(), v.contiguous(), log_decay)[0]
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    return tra(q, k, v, log_decay.float().contiguous())[0]

@@ -32,7 +32,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     pe: str = "alibi"       # learned sinusoidal alibi t5 kerple fire relative label
     capped: bool = False    # relative: reuse the last entry beyond block_size, else add nothing
@@ -173,7 +173,7 @@ VARIANTS = {pe: dict(pe=pe) for pe in ENCODINGS}
 VARIANTS["relative_capped"] = dict(pe="relative", capped=True)
 
 # -----------------------------------------------------------------------------
-# attention: first as the paper writes it, then as it runs
+# attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = {pe: "logit_ij = q_i . k_j / sqrt(d), positions in the embedding" for pe in VARIANTS} | {
     "alibi": "logit_ij = q_i . k_j / sqrt(d) - m (i - j),  m is fixed, one a head",
@@ -186,7 +186,7 @@ STEP = "1: every token counts the same"
 
 
 def literal(q, k, v, bias=None):
-    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     qk = q @ k.transpose(-1, -2) / math.sqrt(d)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
@@ -225,7 +225,7 @@ def alibi_attention(q, k, v, slopes):
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
-        self.t, self.size, self.buf = 0, size, {}
+        self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
@@ -278,7 +278,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+        if self.post:  # N(x + f(x)): what reads a sum norms it first; so are the embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -305,7 +305,7 @@ class GPT(nn.Module):
         self.lm_head.weight = self.wte.weight  # tied
         tables = config.n_layer if config.pe in ("kerple", "fire") else 1  # these: one a layer
         self.pe = nn.ModuleList(ENCODINGS[config.pe](config) for _ in range(tables))
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

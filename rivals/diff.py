@@ -31,21 +31,21 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
 
 
 VARIANTS = dict(diff=dict())
 
 # -----------------------------------------------------------------------------
-# attention: first as the paper writes it, then as it runs
+# attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = "A = softmax(q1 k1^T / sqrt(d/2)) - lambda softmax(q2 k2^T / sqrt(d/2)), with RoPE"
 STEP = "none: position only turns q and k (RoPE)"
 
 
 def literal(q, k, v, lam):
-    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, half = q.size(2), k.size(2), q.size(3) // 2
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     qk = q[..., :half] @ k[..., :half].transpose(-1, -2) / math.sqrt(half)  # of the first map
@@ -93,7 +93,7 @@ def rotate(x, pos):
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
-        self.t, self.size, self.buf = 0, size, {}
+        self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+        if self.post:  # N(x + f(x)): what reads a sum norms it first; so are the embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -181,7 +181,7 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

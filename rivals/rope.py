@@ -49,7 +49,7 @@ class GPTConfig:
     n_head: int = 4         # attention heads per block
     n_embd: int = 128       # width of the residual stream
     dropout: float = 0.0    # 0 is best for a single pass over the data
-    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP
+    norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     nope_every: int = 0     # the last of so many layers has no positions and no window; 0: none
     window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all
@@ -115,7 +115,7 @@ def turned(x, waves):
 
 
 # -----------------------------------------------------------------------------
-# attention: first as the paper writes it, then as it runs
+# attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = dict(
     rope="logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)",
@@ -125,7 +125,7 @@ STEP = "1: every token counts the same; 0 in a layer without positions"
 
 
 def literal(q, k, v, at, turn):
-    """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
+    """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, d = q.size(2), q.size(3)
     i, j = at[-Tq:, None], at
     dist = i - j
@@ -169,7 +169,7 @@ def rope_attention(q, k, v, at, turn):
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
     def __init__(self, size=256):  # size: how many tokens are to come, if known
-        self.t, self.size, self.buf = 0, size, {}
+        self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x, first=0, last=0):
         """x (B, H, n, ...) -> what is kept so far, and x; of `last` only the first and last stay"""
@@ -232,7 +232,7 @@ class Block(nn.Module):
         self.post = config.norm == "post"
 
     def forward(self, x, *args):
-        if self.post:  # N(x + f(x)), with N moved to where the next f begins; also on embeddings
+        if self.post:  # N(x + f(x)): what reads a sum norms it first; so are the embeddings
             x = self.ln_1(x)
             x = x + self.attn(x, *args)
             x = self.ln_2(x)
@@ -270,7 +270,7 @@ class GPT(nn.Module):
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight  # tied
-        # all weights start here, those of the blocks, too: an initialisation of your own goes below
+        # these loops set all weights, those of the blocks, too: yours go after them
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)

@@ -1,62 +1,40 @@
 """train.py and bad input: one clear line, exit code not 0, nothing lost."""
-import json
 import linecache
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-import train
 from common import names
-from common.files import in_one_line, write_text
+from common.files import in_one_line
 from common.log import open_log
-from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses, write_task
+from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
 
 
 @pytest.mark.parametrize("flags, says", [
     ("--model cabel", "unknown model 'cabel': did you mean label or cable?"),
-    ("--model classics", "rivals/classics.py does not answer to 'classics' but to learned, sinus"),
     ("--learning-rat 1", "arguments: --learning-rat 1; did you mean --learning_rate?"),
-    ("--model rope --log_kernel", "arguments: --log_kernel"),
     ("--model cable --size nanoo", "unknown size 'nanoo': did you mean nano?"),
     ("--data max_retrieval", "max_retrieval is numbers: see experiments/variants/minimal.py"),
-    ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder): did you mean stdlib?"),
+    ("--data stdlb", "unknown corpus 'stdlb' (nor is it a file or folder, nor has"),
+    ("--data stdlb", "data/stdlb.py a class Task): did you mean stdlib?"),
     ("--max_iters ten", "argument --max_iters: invalid int value: 'ten'"),
     ("--batch_size 0", "--batch_size 0 must be at least 1"),
     ("--learning_rate nan", "--learning_rate nan must be at least 0"),
     ("--learning_rate 1e-4", "--min_lr 0.0004 is more than --learning_rate 0.0001: lower it, too"),
-    ("--lr_decay cos", "argument --lr_decay: invalid choice: 'cos'"),
     ("--device cuda", "--device cuda: torch"),
     ("--device gpu", "unknown device 'gpu'"),
-    ("--seed -1", "--seed -1 must be at least 0"),
-    ("--dropout 2", "--dropout 2.0 must be at least 0, and less than 1"),
     ("--n_embd 30 --n_head 4", "n_embd=30 is not divisible by n_head=4"),
-    ("--model rope --n_embd 12 --n_head 4", "head size 3 is odd"),
     ("--norm peri", "norm='peri' is not one of pre, post"),
     ("--model postnorm --norm none", "norm='none' is not one of pre, pre_final, output"),
-    ("--model alibi --pe abili", "pe=abili: what is called --model alibi has alibi"),
-    ("--step tanh", "step='tanh' is not one of relu, softplus"),
     ("--tokenizer gtp2", "unknown tokenizer 'gtp2': choose from bytes, gpt2_8k, gpt2"),
     ("--data empty.txt", "empty.txt"),
     ("--data short.txt", "short.txt is too short"),
-    ("--model", "argument --model: expected one argument"),
-    ("--max_tokens -5", "max_tokens"),
     ("--resume nowhere", "no checkpoint at nowhere"),
     ("--data flipflop --block_size 65", "block_size=65 must be even and at least 4"),
-    ("--data flipflop --p_dense 1.5", "p_dense=1.5 must be between 0 and 1"),
-    ("--data flipflop --size tiny", "unknown size 'tiny': choose from nano, paper"),
     ("--data flipflop --model bert_cable", "flipflop needs a causal model"),
     ("--data selective_copy --block_size 64", "block_size = 4n + 1 with n >= 2 symbols to copy"),
     ("--data recall --block_size 8", "8 pairs and a question do not fit into block_size=8"),
-    ("--data counting --vars 0", "vars=0 must be between 1 and 5"),
-    ("--data set_complement --n 1", "set complement needs n >= 2"),
-    ("--data dyck --k 0", "dyck needs k, m and block_size of at least 1"),
-    ("--data tomita --language 4", "language=4: choose from 3, 7"),
-    ("--model cope --P 0", "P=0 must be at least 1"),
-    ("--model cope --gates value", "gates='value' is not one of key, val, sep"),
-    ("--model cope_alibi --slopes 1,two", "slopes='1,two'"),
     ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
     ("--model rope_nope --n_layer 3", "nope_every=4 must be between 0 and n_layer=3"),
@@ -81,7 +59,6 @@ def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
 
 @pytest.mark.parametrize("flags, says", [
     ("cable --n_layer 3", "arguments: --n_layer 3. A run that is resumed keeps all other settings"),
-    ("cable --log_interval 0", "--log_interval 0 must be at least 1"),
     ("cable --max_iters 1", "--max_iters 1: the run is at iter 2 already"),
     ("rope --data notes", "notes has 257 tokens, the model 5"),
 ])
@@ -94,10 +71,10 @@ def test_a_checkpoint_that_is_cut_off_or_another_programs(trained, tmp_path):
     (tmp_path / "cut.pt").write_bytes(whole[:len(whole) // 2])
     (tmp_path / "text.pt").write_text("not a checkpoint")
     torch.save({"weights": torch.ones(3)}, tmp_path / "strange.pt")
-    for name in ("cut", "text", "strange"):
-        for script in (["train.py", "--resume"], ["eval.py"], ["sample.py"]):
-            said = complaint(trained, *script, tmp_path / f"{name}.pt")
-            assert f"{name}.pt is not a whole checkpoint of this repository" in said
+    for name, *script in (("cut", "train.py", "--resume"), ("text", "eval.py"),
+                          ("strange", "sample.py")):
+        said = complaint(trained, *script, tmp_path / f"{name}.pt")
+        assert f"{name}.pt is not a whole checkpoint of this repository" in said
     for model, says in (("rope", "do not fit rivals/rope.py"),
                         ("cabel", "unknown model 'cabel': did you mean label or cable? (there is "
                                   "no model_cabel.py)")):
@@ -130,15 +107,6 @@ def test_of_two_runs_in_one_folder_the_second_is_refused(home):
     command(home, "train.py", *flags)
     with open_log(home / "run", 1):
         assert "another training" in complaint(home, "train.py", "--resume", "run")
-
-
-def test_a_task_file_that_is_gone_is_named(home, tasks):
-    write_task(tasks, "parity", (ROOT / "data" / "flipflop.py").read_text())
-    words = [word if word != "flipflop" else "parity" for word in TINY_RUN]
-    command(home, "train.py", *words, "--out_dir", "run")
-    (tasks / "parity.py").unlink()
-    for script in (["eval.py"], ["sample.py"], ["train.py", "--resume"]):
-        assert "there is no data/parity.py any more" in complaint(home, *script, "run")
 
 
 def test_a_task_in_two_rooms_is_refused_naming_both(home, tasks):
@@ -188,14 +156,6 @@ def test_what_is_not_finite_stops_the_run_and_is_named(home, monkeypatch):
     assert "the gradient of h.0.mlp.c_fc.weight is not finite at iter 1" in said
 
 
-def test_a_validation_loss_that_is_not_finite_is_null_in_the_log(home, monkeypatch):
-    monkeypatch.setattr(train, "validate", lambda *_: dict(val_loss=float("nan")))
-    command(home, "train.py", "--data", "notes", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS,
-            "--out_dir", "run")
-    *_, last = (home / "run" / "log.jsonl").read_text().splitlines()
-    assert json.loads(last, parse_constant=lambda name: 1 / 0) == dict(iter=1, val_loss=None)
-
-
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
     flags = "--data", "notes", "--max_iters", 2, "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", *flags, "--out_dir", "run")
@@ -208,17 +168,9 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos\nmore lines")
     monkeypatch.setattr(torch, "save", half)
     said = complaint(home, "train.py", "--resume", "run", "--max_iters", 5, "--no-evaluate")
-    assert "error: could not write run/" in said and "the disk is full" in said
+    assert "error: could not write run/" in said and "MB are free there: [enforce" in said
     assert {path.name: path.read_bytes() for path in (home / "run").glob("*.pt")} == before
     assert not list((home / "run").glob("*tmp*"))
-
-
-def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    done, replace = [], os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append("fsync"))
-    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    write_text(tmp_path / "a.json", "whole")
-    assert done == ["fsync", "replace"] and (tmp_path / "a.json").read_text() == "whole"
 
 
 def test_a_traceback_from_an_environment_in_our_folder_is_shown(capfd):
@@ -251,7 +203,3 @@ def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
         in_one_line(type(e), e, e.__traceback__)
     assert capfd.readouterr().err.startswith("error: a flip-flop string is pairs")
     assert "ZeroDivisionError: ours" in said(ZeroDivisionError("ours"))
-    for script in ("train", "eval", "sample", "reproduce", "figures/plot", "figures/maps",
-                   "kernels/bench"):
-        end = Path(ROOT / f"{script}.py").read_text().split('\nif __name__ == "__main__":\n')[1]
-        assert end.startswith("    sys.excepthook = in_one_line\n"), script

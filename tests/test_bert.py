@@ -9,18 +9,15 @@ from torch.nn import functional as F
 
 import data.text
 import encoders.mlm
-from common import names
 from common.spy import spy
 from encoders import bert
 from tests.helpers import (
     ENCODERS,
-    ROOT,
     N,
     close,
     documents,
     encoder,
     mlp_by_hand,
-    python,
     rng,
     turned,
 )
@@ -60,8 +57,7 @@ def test_an_encoder_attends_both_ways(name, monkeypatch):
             close(y, want, 1e-12)
             for rows in (64, 2):
                 monkeypatch.setattr(bert, "ROWS", rows)
-                y = bert.bert_attention(q, k, v, real, S, g)
-                close(y, want, 1e-6)  # S is float32
+                close(bert.bert_attention(q, k, v, real, S, g), want, 1e-6)  # S is float32
             assert parts["attention"].shape == (2, 4, 7, 7)
 
 
@@ -101,10 +97,6 @@ def test_an_encoder_by_hand(name):
     mean = sum(s * state for s, state in zip(score, x)) / score.sum()
     assert score.max() > 1.2 * score.min()
     close(model.embed(idx[None])[0], mean / mean.norm(), 1e-5)
-    model.w_p.weight.zero_()
-    close(model.embed(idx[None])[0], x.mean(0) / x.mean(0).norm(), 1e-5)
-    fresh = names.make_model(dict(model=name))
-    assert fresh.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8 ** .5, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -116,12 +108,9 @@ def test_padding_changes_nothing(name):
     idx = torch.zeros(4, 24, dtype=torch.long)
     for row, text in zip(idx, texts):
         row[:len(text)] = text
-    for width in (20, 24):
-        for row, text in zip(model.embed(idx[:, :width]), texts):
-            close(row, model.embed(text[None])[0], 1e-6)
+    for row, text in zip(model.embed(idx), texts):
+        close(row, model.embed(text[None])[0], 1e-6)
     assert (model.embed(idx).norm(dim=1) - 1).abs().max() < 1e-6
-    empty = model.embed(torch.zeros(1, 5, dtype=torch.long))
-    assert torch.equal(empty, torch.zeros_like(empty))
     with torch.enable_grad():  # of a text without tokens too, no NaN
         model.embed(torch.cat((idx, 0 * idx[:1]))).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -135,8 +124,6 @@ def test_a_texts_vector_may_be_the_plain_mean():
     states, real = model.encode(idx)
     for text, states_, there in zip(model.embed(idx), states, real):
         close(text, F.normalize(states_[there].mean(0), dim=0), 1e-5)
-    with pytest.raises(ValueError, match="pool='max' is not one of weighted, mean"):
-        encoder("bert_cable", pool="max")
 
 
 def test_masked_tokens_are_scored_alone():
@@ -150,21 +137,6 @@ def test_masked_tokens_are_scored_alone():
     want = -(full[0, 3].log_softmax(-1)[5] + full[1, 7].log_softmax(-1)[6]) / 2
     close(loss, want, 1e-6)
     assert model(idx, torch.full((2, 9), -1))[1] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert_cable", "bert_rope"])  # with a bias and without
-def test_an_encoder_reads_16384_tokens(name):
-    """In less than 1 GB, torch and all; one T x T matrix has 1.07."""
-    code = f"""if True:
-        import torch
-        from common import device, names
-        torch.set_num_threads(1)
-        model = names.make_model(dict(model="{name}", n_layer=1, n_head=2, n_embd=64))
-        with torch.no_grad():
-            model.embed(torch.randint(1, 8195, (1, 16384)))
-        print(device.peak_memory(torch.device("cpu")))"""
-    assert float(python(code, ROOT)) < 1
 
 
 # -----------------------------------------------------------------------------
@@ -201,8 +173,6 @@ def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path
             assert said[:9] in places
         else:
             assert len(set(said[:9])) == 1 and row[9] == encoders.mlm.PAD
-    lengths = task.documents["train"][1]  # long documents have more windows
-    assert abs(of_long.mean() - (lengths == 91).sum() * 91 / lengths.sum()) < 0.05
     assert len(set(windows[of_long, 0].tolist())) == 82  # all places of a whole window
 
 
@@ -213,5 +183,3 @@ def test_the_vocabulary_is_the_commonest_tokens(library):
     assert task.vocab_size == 8 and task.kept["vocabulary"].tolist() == commonest
     assert [task.table[t] for t in commonest] == [3, 4, 5, 6, 7]
     assert task.table[255] == encoders.mlm.UNK
-    task.load(dict(vocabulary=torch.tensor([9, 8])))  # a checkpoint's goes before
-    assert task.vocab_size == 5 and task.table[8] == 4

@@ -41,11 +41,9 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     assert task.forward(lambda *batch: batch, x, y) == (x, y)
 
 
-@pytest.mark.parametrize("decorator", ["", "@dataclasses.dataclass\n"])
-def test_fields_are_flags_and_a_default_needs_no_type(decorator, tasks):
-    members = "    block_size = 12\n    k: int = 5\n    vocab_size = 3\n"
-    write_task(tasks, "own", "import dataclasses\nimport data\n"
-                             f"{decorator}class Task(data.Task):\n{members}")
+def test_fields_are_flags_and_a_default_needs_no_type(tasks):
+    write_task(tasks, "own", "import data\nclass Task(data.Task):\n    block_size = 12\n"
+                             "    k: int = 5\n    vocab_size = 3\n")
     task = names.make_task(dict(data="own", k=7))
     assert (task.block_size, task.k, task.vocab_size) == (12, 7, 3)
     assert names.make_task(dict(data="own", block_size=9)).block_size == 9
@@ -55,17 +53,14 @@ def test_fields_are_flags_and_a_default_needs_no_type(decorator, tasks):
 @pytest.mark.parametrize("line, says", [
     ("return x, x[:, 1:]", "y as torch.int64 of shape (4, 15): x and y must both be int64 of"),
     ("return x[:1], x[:1]", "x as torch.int64 of shape (1, 16): x and y must both be int64 of"),
-    ("return x, x.astype('int32')", "y as torch.int32 of shape (4, 16)"),
     ("return x, x - 2", "y with values from -2 to 0: they must be from -1 to 2"),
-    ("return x + 1, x", "x with values from 1 to 3: they must be from 0 to 2"),
 ])
 def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
     write_task(tasks, "bad", TWO_MEMBERS.replace("return x[:, ::-1], (x[:, ::-1] + 1) % 3", line))
     task = names.make_task(dict(data="bad", block_size=16))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="^data.bad: batch") as e:
-            task.tensors("iid", 4, rng())
-        assert says in str(e.value) and "\n" not in str(e.value)
+    with pytest.raises(ValueError, match="^data.bad: batch") as e:
+        task.tensors("iid", 4, rng())
+    assert says in str(e.value) and "\n" not in str(e.value)
 
 
 # -----------------------------------------------------------------------------
@@ -111,25 +106,16 @@ def test_scores_by_answer():
     assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 
 
-def test_what_is_no_score(capsys):
-    """Logits that are not finite are no answers, at this length of no split; nor is nothing."""
+def test_logits_that_are_not_finite_are_no_answers(capsys):
     task, row = data.recall.Task(block_size=64), {}
     run = SimpleNamespace(model=make("nope"), name="a", config={}, checkpoint=dict(kept={}))
-
-    def score():
-        scores = rates.Scores(task, [run], scoring.Options(amount=3))
-        scores.tasks[64] = task
-        scores.start(run, row)
-        scores.score(run, row, 64)
-        return capsys.readouterr().out
-    for value, wrong in ((float("nan"), True), (float("inf"), True), (float("-inf"), False)):
-        task.forward = lambda model, x, y, value=value: (
-            torch.full((*x.shape, task.vocab_size), value), None)
-        row.pop("not_finite", 0)
-        assert ("its logits are not finite" in score()) == wrong
-        assert row.get("not_finite", False) == wrong and (row["scores"][64] == {}) == wrong
-    task.score = lambda logits, x, y: dict(accuracy=(y[:, 0] * 0, y[:, 0] * 0))
-    assert "nothing is scored in it" in score() and row["scores"][64] == {}
+    task.forward = lambda model, x, y: (torch.full((*x.shape, task.vocab_size), torch.nan), None)
+    scores = rates.Scores(task, [run], scoring.Options(amount=3))
+    scores.tasks[64] = task
+    scores.start(run, row)
+    scores.score(run, row, 64)
+    assert "its logits are not finite" in capsys.readouterr().out
+    assert row["not_finite"] and row["scores"][64] == {}
 
 
 # -----------------------------------------------------------------------------
@@ -158,20 +144,14 @@ def test_intervals():
     assert (p, low) == (0, 0) and high == pytest.approx(1.96**2 / (100 + 1.96**2))
     p, low, high = rates.interval(np.repeat([0, 1], 50), np.ones(100))
     assert p == 0.5 and (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    for n in range(1, 120):  # no width lost to rounding, nor beyond the rate itself
-        _, low, high = rates.interval(np.array([n]), np.array([120]))
-        assert high - low > 0.1
-        for rate in (0, 1):
-            p, low, high = rates.interval(np.full(n, 3 * rate), np.full(n, 3))
-            assert low <= p == rate <= high
     # reads that are wrong together say less than as many independent ones
     together = rates.interval(np.repeat([0, 10], 50), np.full(100, 10))
     apart = rates.interval(np.repeat([0, 1], 500), np.ones(1000))
     assert together[2] - together[1] == pytest.approx(3.1 * (apart[2] - apart[1]), rel=0.05)
     covered = 0  # over many draws the truth lies inside about 95 times in 100
-    for seed in range(400):
+    for seed in range(200):
         out_of = rng(seed).integers(1, 9, 200)
         bad = rng(seed + 1000).beta(0.3, 2.7, 200)  # strings differ; 0.1 on average
         _, low, high = rates.interval(rng(seed + 2000).binomial(out_of, bad), out_of)
         covered += low <= 0.1 <= high
-    assert 365 <= covered <= 395
+    assert 182 <= covered <= 198

@@ -15,7 +15,7 @@ FORWARD = "    def forward(self, x, cache):"
 KEEP = ('            k, v = cache.append(f"k{self.layer}", k), '
         'cache.append(f"v{self.layer}", v)')
 LOOP, EMBED = "            x = block(x, cache)", "        x = self.drop(self.wte(idx))"
-NORM = '    norm: str = "pre"       # pre: x + f(N(x)), post: N(x) + f(N(x)); f: attention, MLP'
+NORM = '    norm: str = "pre"       # pre or post: where the norms sit, see Block'
 QK_NORM = "    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale"
 LAYERS = "        for block in self.h:"
 CHECK = '        if config.norm not in ("pre", "post"):'

@@ -36,7 +36,7 @@ def separable_inputs(B, Tq, Tk, d=16, rates=(1.0, 0.1, 0.0), dtype=torch.float32
 
 
 @pytest.mark.parametrize("Tq, Tk, d", [
-    (1, 1, 16), (64, 64, 40), (257, 257, 32), (1000, 1000, 64), (1025, 1025, 40), (1500, 1500, 32),
+    (1, 1, 16), (64, 64, 40), (257, 257, 32), (1025, 1025, 40), (1300, 1300, 32),
     (100, 1300, 16)])
 def test_the_cpus_way_is_the_literal_form(Tq, Tk, d):
     """Outputs and gradients, in one call and without what has decayed; FoX too."""
@@ -46,8 +46,7 @@ def test_the_cpus_way_is_the_literal_form(Tq, Tk, d):
             lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
 
 
-@pytest.mark.parametrize("d", [16, 32, 40, 64])
-@pytest.mark.parametrize("T", [37, 256, 300, 1024, 1100])
+@pytest.mark.parametrize("T, d", [(37, 16), (256, 64), (300, 32), (1024, 40), (1100, 16)])
 def test_the_cpus_way_where_steps_sum_to_thousands(T, d):
     """As in a trained model, where a bias is a small difference of large sums."""
     inputs = separable_inputs(1, T, T, d, rates=(50.0, 5.0, 0.5))
@@ -67,12 +66,12 @@ def test_a_model_in_float64(name):
         close(model.double()(idx)[0], want, 1e-4)
 
 
-@pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (1500, 1500), (100, 1300)])
+@pytest.mark.parametrize("Tq, Tk", [(1024, 1024), (1025, 1025), (100, 1300)])
 def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
     """Beyond 1,024 keys, where a steep slope's far keys are dropped, it has a faster way."""
     torch.manual_seed(0)
     pe = encoding("alibi")
-    inputs = [heads(2, 3, T, 16) for T in (Tq, Tk, Tk)]
+    inputs = [heads(1, 3, T, 16) for T in (Tq, Tk, Tk)]
     fast = kernels.faster(classics.alibi_attention, *inputs, pe.slopes.float())
     assert fast is kernels.cpu.alibi_attention
     if Tk <= 1024:
@@ -83,8 +82,7 @@ def test_alibi_on_a_cpu_is_the_literal_form(Tq, Tk):
             wrap=lambda f: lambda q, k, v: f(q, k, v, given.get(f, pe.bias)))
 
 
-@pytest.mark.parametrize("Tq, Tk", [(1, 1), (2, 2), (64, 64), (65, 65), (300, 300), (5, 300),
-                                    (100, 130)])
+@pytest.mark.parametrize("Tq, Tk", [(1, 1), (64, 64), (65, 65), (300, 300), (5, 300)])
 @pytest.mark.parametrize("case", ["tra", "cope key P=3", "cope key P=64", "cope val P=5",
                                   "cope sep P=3", "stick"])
 def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
@@ -113,7 +111,7 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     args = in_float32(args)
     fast = kernels.ON_CPU[plain_function(module).__name__]
     before = fast(*args)
-    for value in (1e4, 1e30, math.inf, math.nan):
+    for value in (1e30, math.nan):
         changed = [x.clone() if torch.is_tensor(x) else x for x in args]
         for x in changed:
             if torch.is_tensor(x) and x.dim() > 2:
@@ -125,20 +123,6 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert fast(*args) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case, taken", [("tra", False), ("cope key P=5", True)])
-def test_what_counts_on_a_cpu_under_compile(case, taken, monkeypatch):
-    """CoPE's way is ahead of compiled plain functions from many keys on."""
-    module, _, args = example(case, 40, 40)
-    fast = kernels.ON_CPU[plain_function(module).__name__]
-    called, apply = [], kernels.cpu_count.apply
-    monkeypatch.setattr(kernels.cpu_count, "MANY", 30)
-    monkeypatch.setattr(kernels.cpu_count, "apply", torch.compiler.disable(
-        lambda *args: called.append(args) or apply(*args)))
-    y = torch.compile(fast, backend="eager")(*(x for x in args if x is not None))
-    assert (y is not None) == taken == bool(called)
 
 
 def test_what_the_cpus_way_leaves_to_the_plain_function():
@@ -207,7 +191,7 @@ def test_the_cpus_way_drops_much_where_much_has_decayed():
     assert fast < 0.1 < slow < 0.4 and 0.5 < still < 0.55  # one half is of later tokens
 
 
-@pytest.mark.parametrize("T, d", [(37, 64), (256, 32), (700, 40), (1024, 16)])
+@pytest.mark.parametrize("T, d", [(256, 32), (1024, 16)])
 def test_no_later_token_reaches_an_earlier_row_by_a_bit(T, d):
     def output(q, k, v, step, g):
         return kernels.cpu.cable_attention(q, k, v, step.abs().cumsum(-1), g)
@@ -218,10 +202,3 @@ def test_no_later_token_reaches_an_earlier_row_by_a_bit(T, d):
             others.append(torch.cat((x[:, :, :t], x[:, :, t:] + 1e3 * torch.rand(1)), 2))
         assert torch.equal(output(*others)[:, :, :t], output(*inputs)[:, :, :t])
         assert not torch.equal(output(*others)[:, :, t:], output(*inputs)[:, :, t:])
-
-
-@pytest.mark.slow
-def test_the_cpus_way_is_an_operator_like_torchs_own():
-    q, k, v = torch.randn(3, 2, 300, 8).requires_grad_()
-    first = torch.arange(300).sub(70).clamp(min=0).expand(2, 300)
-    torch.library.opcheck(torch.ops.nanope.decaying.default, (q, k, v, first))

@@ -87,8 +87,8 @@ def test_a_whole_model_is_its_formula_and_so_is_the_cache(name, changes, monkeyp
         close(torch.cat(pieces, 1), want, 2e-6)
 
 
-def test_the_three_forms_of_path(monkeypatch):
-    """The product, all tokens at once, and token by token; in chunks it is what runs."""
+def test_the_forms_of_path(monkeypatch):
+    """The product, and token by token; in chunks it is what runs."""
     _, _, (q, k, v, w, beta, _) = example("path", 37, 37)
     keys, rows = k[:, :, :0], []
     for i in range(37):
@@ -98,14 +98,8 @@ def test_the_three_forms_of_path(monkeypatch):
         logits = (keys * q[:, :, i, None]).sum(-1) / math.sqrt(6)
         rows.append((logits.softmax(-1)[..., None] * v[:, :, :i + 1]).sum(2))
     token_by_token = torch.stack(rows, 2)
-    W, b = w @ w.mT, beta[..., None]
-    solved = torch.linalg.inv(torch.eye(37) + (b * W).tril(-1)) @ (b * (w @ k.mT)).tril(-1)
-    logits = ((q @ k.mT).tril() - (q @ w.mT).tril() @ solved) / math.sqrt(6)
-    later = torch.ones(37, 37, dtype=torch.bool).triu(1)
-    at_once = logits.masked_fill(later, -math.inf).softmax(-1) @ v
     product = path_formula(q, k, v, w, beta)
     close(token_by_token, product, 1e-12)
-    close(at_once, product, 1e-12)
     for tokens in (64, 8, 1):
         monkeypatch.setattr(path, "CHUNK", tokens)
         close(path_attention(q, k, v, w, beta), product, 1e-12)
@@ -137,18 +131,16 @@ def test_what_ssmax_and_stick_say():
     close(parts["attention"][:, :, 30].sum(-1), torch.ones(2, 3), 1e-12)
 
 
-HARD = dict(one=lambda q, k: (q[:, :, :1], k[:, :, :1]), equal=lambda q, k: (q, 0 * k + 1),
-            huge=lambda q, k: (100 * q, 100 * k), none=lambda q, k: (0 * q, 0 * k))
+HARD = dict(equal=lambda q, k: (q, 0 * k + 1), huge=lambda q, k: (100 * q, 100 * k),
+            none=lambda q, k: (0 * q, 0 * k))
 
 
 @pytest.mark.parametrize("case", ["stick", "path", "path_fox", "ssmax"])
 @pytest.mark.parametrize("kind", HARD)
 def test_gradients_are_finite(case, kind):
-    """One token, keys that are all equal, logits of 1e4; PaTH's directions all equal, too."""
+    """Keys that are all equal, logits of 1e4; PaTH's directions all equal, too."""
     module, _, args = example(case, 130, 130)
     args[:2] = HARD[kind](*args[:2])
-    T = args[0].size(2)
-    args[2:] = [x[:, :, :T] if torch.is_tensor(x) and x.dim() > 1 else x for x in args[2:]]
     if "path" in case and kind == "equal":
         args[3] = torch.ones_like(args[3]) / math.sqrt(6)
     given = [x.float().requires_grad_() if torch.is_tensor(x) else x for x in args]
@@ -159,13 +151,3 @@ def test_gradients_are_finite(case, kind):
         grads = torch.autograd.grad(y.square().sum(), [x for x in given if torch.is_tensor(x)])
         assert y.isfinite().all() and all(g.isfinite().all() for g in grads)
         close(y, module.literal(*args)[0], 1e-4 if kind != "huge" else math.inf)
-
-
-@pytest.mark.parametrize("name, fields, message", [
-    ("ssmax", dict(block_size=1), "ssmax divides by ln(block_size), which has to be at least 2"),
-    ("path", dict(rank=0), "rank=0 and conv=3 must be at least 1"),
-    ("path", dict(conv=0), "rank=32 and conv=0 must be at least 1")])
-def test_what_the_methods_cannot_take(name, fields, message):
-    with pytest.raises(ValueError) as e:
-        make(name, **fields)
-    assert str(e.value) == message

@@ -105,6 +105,24 @@ def test_every_picture_and_link_of_a_page_is_there():
         assert named <= set(experiments.entries()), path
 
 
+def test_every_link_into_a_page_has_its_heading():
+    for path, text in TEXTS.items():
+        for page, anchor in re.findall(r"\]\(([\w/]*\.md)?#([^)\s]+)\)", text):
+            other = path.parent / page if page else path
+            headings = re.findall(r"^#+ (.*)$", TEXTS[other], re.M)
+            slugs = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in slugs or path.name == "GUIDE.md" and not page, (path, anchor)
+
+
+def test_a_verdict_is_one_of_four():
+    four = {"holds here", "contradicted here", "too small to tell", "not run"}
+    for path in PAGES:
+        first = TEXTS[path].partition("\n## ")[0]
+        for line in re.findall(r"^\|.*\| verdict \|.*\n\|[-|]+\n((?:\|.*\n)+)", first, re.M):
+            said = {row.split(" | ")[1] for row in line.splitlines()}
+            assert said <= four, (path, said - four)
+
+
 def test_the_readmes_perplexities_are_those_of_its_run():
     text = " ".join(TEXTS[ROOT / "README.md"].split())
     said = re.search(r"about (\d\.\d\d) in windows of 256 tokens and (\d\.\d\d) in windows", text)
@@ -117,8 +135,10 @@ def test_the_numbers_of_the_front_page_are_those_of_the_json():
     """Every cell of README.md's table is in the table of a page that its column is from."""
     text = TEXTS[ROOT / "README.md"].partition("<!-- results -->")[2]
     ours, = markdown_tables(text.partition("<!-- /results -->")[0])
-    text, recall, bench = (markdown_tables(pages.block(name))[0]
-                           for name in ("lm", "recall_no_qk_norm", "bench.cpu"))
+    text, recall, with_qk_norm, bench = (
+        markdown_tables(pages.block(name))[0]
+        for name in ("lm", "recall_no_qk_norm", "recall", "bench.cpu"))
+    recall |= {"tra": {}, "tra pre": with_qk_norm["tra"]}  # as their norms are on text
     text = {label.partition(" (unfinished")[0]: cells for label, cells in text.items()}
     columns = {"256": (text, "256"), "4,096": (text, "4,096"),
                "recall, 1,024": (recall, "1,024"), "training speed": (bench, "of nope's"),

@@ -2,13 +2,11 @@
 import json
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 import data.text
 from data import corpora
@@ -52,13 +50,6 @@ def test_a_query_is_taken_out_of_its_document(library):
             assert texts[n][:end].endswith("    return y\n") and "\n\n" not in texts[n][where:end]
         seen += asked
     assert len(seen) == len(set(seen)) > 100
-    for first in range(50):
-        x, _ = task.tensors("train", 4, rng(first))
-        q, d, _ = np.split(x.numpy(), (task.asked, task.asked + 64), axis=1)
-        back = np.append([0, 0, 0], task.kept["vocabulary"].numpy())
-        for query, document in zip(q, d):
-            words = bytes(back[query[query > 2]].tolist()).decode().lower().split()
-            assert "def " + "_".join(words[:2]) in bytes(back[document].tolist()).decode()
 
 
 def test_which_definitions_are_asked_for(library, monkeypatch):
@@ -67,23 +58,18 @@ def test_which_definitions_are_asked_for(library, monkeypatch):
         return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
                            for n in names).encode()
     still = file("three") + b"\n\n# it is THREE  that does this."
-    texts = [("train", file("one", "same", "apart")), ("train", file("same", "two")),
-             ("test", file(*(f"number{n}" for n in range(10)))), ("val", file("apart", "four")),
-             ("val", still)]
+    texts = [("train", "", file("one", "same", "apart")), ("train", "", file("same", "two")),
+             ("test", "", file(*(f"number{n}" for n in range(10)))),
+             ("val", "", file("apart", "four")), ("val", "", still)]
     with monkeypatch.context() as patch:
-        patch.setattr(corpora, "open_corpus", lambda corpus: texts)
+        patch.setattr(corpora, "documents", lambda corpus: texts)
         splits = pairs.from_documents("any")
     assert [(query, n) for query, n, _ in splits["train"][1]] == [
         ("It is one that does this.", 0), ("It is two that does this.", 1)]
     assert [query for query, *_ in splits["val"][1]] == ["It is four that does this."]
     assert len(splits["test"][1]) == pairs.ASKED == 8
-    task = task_of(library, block_size=64)
-    _, every, _, at = scoring.collection(task, "train", 10**6)
-    limit = int(np.median(at))
-    documents, some, _, near = scoring.collection(task, "train", limit)
-    assert 0 < len(some) < len(every) and max(near) < limit
-    assert max(map(len, documents)) == limit
-    before = []
+    task, before = task_of(library, block_size=64), []
+    *_, at = scoring.collection(task, "train", 10**6)
     for first in range(20):  # the definition begins anywhere in the first half of the window
         _, y = task.batch("train", 4, rng(first))
         answers = {n: at[task.pairs["train.of"] == n] for n in y[:, 0]}
@@ -98,26 +84,23 @@ def test_docstrings_that_stay_and_those_that_go():
         '    async def c(self):\n        r"""Within a class, too."""\n        pass\n\n\n'
         'def d(): """on the line of the def"""\n\n\n'
         'def e():\n    """Nothing but a docstring."""\n\n\n'
-        'def f():\n    """Too short."""\n    return 2\n\n\n'
-        'if x:\n    try:\n        pass\n    except E:\n        def g():\n'
-        '            """Deep in other statements."""\n            return "ä"\n')
+        'def f():\n    """Too short."""\n    return 2\n')
     document, asked = pairs.without_queries(source)
     answers = {query: document[at:end].strip().split("\n") for query, (at, end) in asked}
     ends = {query: (lines[0].strip(), lines[-1].strip()) for query, lines in answers.items()}
     assert ends == {"Said in one place.": ("def a():", "return 1"),
                     "Four words and more.": ("class B:", "pass"),
-                    "Within a class, too.": ("async def c(self):", "pass"),
-                    "Deep in other statements.": ("def g():", 'return "ä"')}
-    gone = "one place", "Four words", "Not this", "Within a", "Nothing but", "Too short", "Deep in"
+                    "Within a class, too.": ("async def c(self):", "pass")}
+    gone = "one place", "Four words", "Not this", "Within a", "Nothing but", "Too short"
     assert not any(words in document for words in gone)
-    assert "on the line of the def" in document and 'return "ä"' in document
+    assert "on the line of the def" in document
 
 
 def test_pairs_of_the_paper(tmp_path, monkeypatch):
     """MS MARCO's triples to train on, MLDR's long documents to test."""
-    passages = [f"Passage {n} says a thing." for n in range(2100)]
-    triples = [dict(query=f"what says {n % 1020}?", positive=passages[n], negative=passages[n + 1])
-               for n in range(1060)]
+    passages = [f"Passage {n} says a thing." for n in range(1101)]
+    triples = [dict(query=f"what says {n}?", positive=passages[n], negative=passages[n + 1])
+               for n in range(1100)]
     long = [dict(text=f"Long text {n}. " * 50) for n in range(12)]
     asked = 3 * [dict(query="which is long?", positive_passages=[long[3]])]
     rows = {(pairs.MSMARCO, None): triples, ("json", f"{pairs.MLDR}/corpus.jsonl.gz"): long,
@@ -126,20 +109,16 @@ def test_pairs_of_the_paper(tmp_path, monkeypatch):
                         rows[repository, data_files])
     monkeypatch.setattr(data.text, "PREPARED", tmp_path)
     task = retrieval.Task(corpus="msmarco", tokenizer="bytes", block_size=32)
-    # 1000 to 1019 and 1020 to 1059, of which all but the last 20 + 20 ask what is held out
-    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [20, 1000, 3]
-    x, y = task.batch("train", 20, rng(0))
-    assert (y[:, 1] == 0).all() and (y[:, 3] == 0).all() and (y[:, 2] != y[:, 0]).all()
+    assert [len(task.pairs[f"{split}.at"]) for split in task.splits] == [100, 1000, 3]
+    x, _ = task.batch("train", 20, rng(0))
     back = np.append([32] * 3, task.kept["vocabulary"].numpy())
     for row in x:
         query, document, negative = (bytes(back[part].tolist()).decode().strip()
                                      for part in np.split(row, (32, 64)))
         n = int(query[10:-1])
-        assert 1000 <= n < 1020 and document == passages[n] and negative == passages[n + 1]
-    documents, queries, of, at = scoring.collection(task, "test", 10**6)
+        assert n >= 1000 and document == passages[n] and negative == passages[n + 1]
+    documents, _, of, at = scoring.collection(task, "test", 10**6)
     assert len(documents) == 12 and of.tolist() == [3, 3, 3] and not at.any()
-    task.prepare(encoder("bert_rope"))  # mines nothing: they are given
-    assert "negatives" not in task.kept
 
 
 # -----------------------------------------------------------------------------
@@ -171,12 +150,6 @@ def test_info_nce_is_what_the_loop_says(library):
     assert left_out and i in hard
     close(got, total / (2 * B), 1e-5)
 
-    def random(idx, pooled):
-        return F.normalize(torch.randn(len(idx), 16, generator=torch.Generator().manual_seed(0)))
-    with torch.autocast("cpu", torch.bfloat16):  # under which it is not rounded
-        _, rounded = task.forward(random, x, y)
-    close(rounded, task.forward(random, x, y)[1], 1e-6)
-
 
 @torch.no_grad()
 def test_a_hard_negative_is_another_place_of_the_file(library):
@@ -197,10 +170,6 @@ def test_a_hard_negative_is_another_place_of_the_file(library):
         scores = (model.embed(torch.from_numpy(windows)) @ model.embed(torch.from_numpy(query))[0])
         most = scores[torch.from_numpy(other)].max()
         assert scores[(places == chosen[n]).argmax()] == pytest.approx(most.item(), abs=1e-5)
-    task.pairs["train.end"] = np.where(of == 0, lengths[0], end)  # definitions as long as the file
-    task.prepare(model)
-    again = task.kept["negatives"].numpy()
-    assert ((again < at) | (again < 0))[of == 0].all() and (again == chosen)[of > 0].all()
 
 
 # -----------------------------------------------------------------------------
@@ -210,7 +179,6 @@ def test_ranks_and_their_measures():
     scores = np.array([[0.1, 0.9, 0.5], [0.3, 0.3, 0.2], [0.0, 0.2, 0.1]])
     places = scoring.ranks(scores, np.array([2, 0, 0]))
     assert places.tolist() == [2, 2, 3]  # of two with one score, the right one comes last
-    assert scoring.ranks(np.full((2, 3), np.nan), np.array([0, 1])).tolist() == [3, 3]
     third = 1 / math.log2(3)
     assert scoring.ndcg(places).tolist() == pytest.approx([third, third, 0.5])
     found = scoring.summary(np.array([1, 3, 10, 11]), np.arange(4), 0)
@@ -221,8 +189,6 @@ def test_ranks_and_their_measures():
     halves = np.repeat([0.0, 1.0], 200)
     low, high = scoring.bootstrap(halves, np.arange(400))
     assert 0.44 < low < 0.46 and 0.54 < high < 0.56
-    assert scoring.bootstrap(np.ones(9), np.arange(9) // 3) == (1, 1)
-    assert np.isnan(scoring.bootstrap(np.array([0, 1]), np.zeros(2))).all()  # one document
     low, high = scoring.bootstrap(halves, np.arange(400) // 20)  # as 20 queries, not 400
     assert 0.25 < low < 0.35 and 0.65 < high < 0.75
 
@@ -249,54 +215,13 @@ def test_where_the_answer_begins():
     scores = scoring.by_evidence(places, first, np.array([0, 9, 12]), 8)
     assert scores["edges"] == [0, 8, 16] and scores["queries"] == [1, 2]
     assert scores["whole"] == [1, 0.25] and scores["first"] == [1, 0.5]
-    places = dict(whole={12: whole[16]}, windows={12: ones})  # a length that is no power of 2
-    scores = scoring.by_evidence(places, first, np.array([0, 9, 11]), 4)
-    assert scores["edges"] == [0, 4, 8, 12] and scores["queries"] == [1, 0, 2]
-    both = {16: ones, 32: first}  # 16 times the training length, though more was read
-    scores = scoring.by_evidence(dict(whole=both, windows=both), first, np.array([0, 0, 0]), 1)
-    assert scores["length"] == 16 and scores["whole"][0] == 1
-
-
-def test_a_search_by_an_oracle(capsys):
-    """A vector says what a text begins with, longer where its second token is larger."""
-    def embed(idx):
-        if idx.size(1) > 4:
-            raise ValueError("it ends at 4")
-        return F.one_hot(idx[:, 0] - 3, 10) * (1 + (idx[:, 1:2] - 3) / 100)
-    model = SimpleNamespace(config=SimpleNamespace(n_embd=10), embed=embed,
-                            parameters=lambda: [torch.zeros(3)])
-    config = dict(model="oracle", seed=1, block_size=2)
-    run = SimpleNamespace(name="oracle", path=Path("ckpt.pt"), model=model, config=config,
-                          checkpoint=dict(config=config, iter=1, seconds=1,
-                                          kept=dict(vocabulary=torch.arange(10))))
-    arrays = {}
-    for name, texts in dict(documents=[[1, 2, 3, 4], [3, 1], [5, 6, 2, 7, 1, 9]],
-                            queries=[[3, 0], [2, 0], [1, 0]]).items():
-        arrays[f"test.{name}"] = np.array(sum(texts, []))
-        arrays[f"test.{name}.starts"] = np.cumsum([0, *map(len, texts)])
-    arrays |= {"test.of": np.array([1, 2, 0]), "test.at": np.zeros(3, int)}
-    task = SimpleNamespace(tokenizer="bytes", corpus="texts", source="", block_size=2, pairs=arrays,
-                           asked=2, splits=("train", "test"))
-    scores = scoring.Scores(task, [run], Options(lengths=[2, 4, 6], amount=3))
-    order = [scores.of.tolist().index(n) for n in (1, 2, 0)]  # it asks in an order of its own
-    result = score_runs(scores, [run])
-    assert "  oracle: it ends at 4\n" in capsys.readouterr().out
-    row, = result["runs"]
-    assert row["search"].keys() == scoring.READINGS.keys() and row["by_answer_at"] is None
-    assert list(row["search"]["whole"]) == [2, 4] and list(row["search"]["windows"]) == [2, 4, 6]
-    assert [row["places"][L][order[0]] for L in (2, 4)] == [1, 1]
-    places = {L: by[order].tolist() for L, by in scores.places["windows"].items()}
-    assert places[4] == [2, 1, 1] and places[6] == [2, 1, 2]
-    assert places[2][0] == places[2][2] == 1
-    first = scores.places["whole"][2]
-    assert np.array_equal(first, scores.places["windows"][2])  # as long as a window
 
 
 # -----------------------------------------------------------------------------
 # the commands
 
 def test_from_masked_tokens_to_search(library):
-    """Both trainings interrupted and continued, bit for bit."""
+    """Both trainings interrupted and continued, bit for bit; the table has what was found."""
     begin = "--init_from", "mlm-4", "--query_size", 16
     for name, more in (("mlm", ()), ("retrieval", begin)):
         flags = "--data", name, *ENCODER_FLAGS, "--no-evaluate", *more, "--lr_decay_iters", 4
@@ -307,28 +232,19 @@ def test_from_masked_tokens_to_search(library):
         for part in ("kept", "model"):
             assert whole[part].keys() == twice[part].keys()
             assert all(torch.equal(whole[part][k], twice[part][k]) for k in whole[part])
-    command(library, "eval.py", "mlm-4", "--lengths", 32, 64, "--sequences", 8)
     out, _ = command(library, "eval.py", "retrieval-4", "--lengths", 32, 512, "--queries", 5)
-    result = json.loads((library / "retrieval-4" / "eval.json").read_text())
-    assert result["queries"] == 5
     assert re.search(r"\nretrieval-4 +32 +512\n", out)
     assert re.search(r"\nwhole( +\d+\.\d ± \d+\.\d){2}\n", out)
+    result = json.loads((library / "retrieval-4" / "eval.json").read_text())
     n = result["documents"]
     chance = sum(1 / math.log2(1 + place) for place in range(1, min(10, n) + 1)) / n
-    assert result["chance"] == pytest.approx(chance)
-    row = result["runs"][0]
-    assert set(row["search"]) == set(scoring.READINGS)
-    assert row["search"]["whole"]["32"] == row["search"]["windows"]["32"]
-    for scores in row["search"]["bm25"].values():
-        assert scores["ndcg@10"]["low"] <= scores["ndcg@10"]["value"] <= scores["ndcg@10"]["high"]
+    assert result["queries"] == 5 and result["chance"] == pytest.approx(chance)
+    assert set(result["runs"][0]["search"]) == set(scoring.READINGS)
     assert is_png(library / "retrieval-4" / "eval.png")
-    command(library, "eval.py", "retrieval-4", "--queries", 1, "--lengths", 32)  # no interval
-    path, = (library / "retrieval-4").glob("eval.32*.json")
-    assert "NaN" not in path.read_text() and '"low": null' in path.read_text()
 
 
 def test_what_is_asked_in_a_search(library):
-    """Every query with its own document, BM25 of what is cut."""
+    """Every query with its own document, ranked by the model and by BM25 of what is cut."""
     config, kept = dict(model="bert_nope", seed=1, block_size=32), torch.arange(256)
     checkpoint = dict(config=config, kept=dict(vocabulary=kept), iter=1, seconds=1)
     run = SimpleNamespace(path=library / "ckpt.pt", name="r", config=config, checkpoint=checkpoint,
@@ -341,12 +257,11 @@ def test_what_is_asked_in_a_search(library):
     drawn = {(tuple(text.tolist()), n) for text, n in zip(scores.queries, scores.of.tolist())}
     assert drawn <= right and len(drawn) == 4
     questions = [bm25.words_of(text) for text in read(scores.queries)]
+    row, = result["runs"]
     for L in (32, 512):
         cut = [bm25.words_of(text) for text in read([row[:L] for row in scores.documents])]
         want = scoring.ranks(bm25.bm25_scores(questions, cut), scores.of)
         assert scores.bm25[L].tolist() == want.tolist()
-    row, = result["runs"]
-    assert result["answers"] == scores.of.tolist() and row["by_answer_at"]["queries"]
     places = np.array(row["places"][32])
     assert row["search"]["whole"][32] == scoring.summary(places, scores.of, options.seed)
 
@@ -356,25 +271,16 @@ def test_what_an_encoder_refuses(library):
     command(library, "train.py", "--data", "mlm", *common, "--out_dir", "m")
     start = "train.py", "--data", "retrieval", "--query_size", 16, *common
     command(library, *start, "--model", "bert_learned", "--out_dir", "r")
-    for name, n in (("empty", 0), ("single", 1), ("short", 9)):
-        documents(library / name, [f"x = {i}\n" for i in range(n)])
-    word = 'def f_{0}():\n    """Say the word {0} of the file {1}."""\n    return {0}\n'
-    texts = [word.format(0, n) + word.format(1, n) for n in range(14)]
-    documents(library / "few", texts)  # one in val, and all that is asked is of it
+    documents(library / "short", [f"x = {i}\n" for i in range(9)])
     for words, says in (
             ((*start, "--model", "cable"), "retrieval needs an encoder"),
             (("train.py", "--model", "bert_rope", "--data", "library"), "needs a causal model"),
             ((*start, "--batch_size", 1), "needs a --batch_size of at least 2 for each"),
             ((*start, "--init_from", "m", "--n_embd", 32), "do not fit encoders/bert.py"),
             (("figures.maps", "attention", "m"), "is an encoder: maps are of causal models"),
-            ((*start, "--temperature", 0), "temperature=0.0 must be more than 0"),
-            ((*start, "--corpus", "empty"), "has no text in it"),
-            ((*start, "--corpus", "single"), "has too few documents"),
             ((*start, "--corpus", "short"), "has 0 queries and 0 documents in its train split"),
-            ((*start, "--corpus", "few"), "in its test split, needs 2"),
             ((*start, "--corpus", "fineweb_edu"), "too large: choose packages"),
             (("sample.py", "r"), "was trained on retrieval and writes no text"),
-            (("eval.py", "r", "--sequences", 3), "--sequences is not for retrieval"),
             (("eval.py", "r", "--lengths", 33), "must be multiples of the training length, 32"),
             (("eval.py", "m", "r"), "score them one by one")):
         assert says in complaint(library, *words), words
@@ -384,4 +290,3 @@ def test_what_an_encoder_refuses(library):
     assert re.search(r"\nwindows( +\d\S+ ± \S+){2}\n", out)
     (library / "library" / "0.py").write_text("changed = 1\n")
     assert "is not what r" in complaint(library, "eval.py", "r")
-    command(library, "eval.py", "r", "--data", "library", "--lengths", 32)  # named: all the same

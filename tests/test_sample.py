@@ -1,5 +1,4 @@
 """sample.py: text from a model, over a cache."""
-import itertools
 import math
 import os
 import shutil
@@ -9,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 import sample
-from common import names
 from tests.helpers import close, command, complaint, make, written_without_a_cache
 
 
@@ -46,8 +44,6 @@ def test_sampling_with_a_cache_that_grows_is_sampling_without(monkeypatch):
             torch.manual_seed(3)
             assert torch.equal(new, written_without_a_cache(model, idx, 16, **how))
             assert new.max() < how.get("vocab_size", 61) and len(new.unique()) > 1
-    endless = sample.generate(model, idx, 2_000_000_000, temperature=0)
-    assert len(list(itertools.islice(endless, 20))) == 20
 
 
 def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):
@@ -70,9 +66,6 @@ def test_of_equal_tokens_exactly_k_are_kept():
     p = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.25, 0.25, 0.25, 0.25]])
     for k in (1, 2, 3):
         assert (sample.likeliest(p, top_k=k) > 0).sum(1).tolist() == [k, k]
-    logits = torch.randn(200, 5000).bfloat16().float()  # of which many are equal
-    kept = sample.likeliest(logits.softmax(-1), top_k=1)
-    assert torch.equal(kept.argmax(-1), logits.argmax(-1)) and ((kept > 0).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("stop, written", [("", "abcabcé"), ("ca", "ab"), ("cé", "abcab"),
@@ -97,17 +90,10 @@ def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     torch.save(checkpoint | dict(config=checkpoint["config"] | dict(model="gone")), path)
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/cable/ckpt.pt" in err
-    path.write_bytes(b"cut off")
-    assert "fork/ckpt.pt is not a whole checkpoint" in complaint(home, "sample.py")
     for name in ("fork", "cable"):
         shutil.rmtree(home / "out" / name)
     shutil.rmtree(home / "notes")  # a text that is gone can still be written
     _, err = command(home, "sample.py", "--max_new_tokens", 1)
     assert "out/learned/ckpt.pt" in err
-    command(home, "eval.py", "--sequences", 20)  # the newest of any task
-    assert (home / "out" / "rope" / "eval.json").exists()
     shutil.rmtree(home / "out" / "learned")
     assert "no run on text in out/ yet; make one" in complaint(home, "sample.py")
-    said = complaint(home, "sample.py", "out/rope")
-    assert "was trained on flipflop and writes no text" in said
-    assert names.find_task("gone", gone=True).encoding

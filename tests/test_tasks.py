@@ -159,7 +159,7 @@ def test_counting_programs_replayed(split, share, n):
                                dict(block_size=162, joined=True)))
     (x, y), (sx, sy), (jx, jy) = (t.batch(split, 300, rng()) for t in (task, short, joined))
     assert task.answer(*map(torch.from_numpy, (x, y))).tolist() == (y.max(1) - 10).tolist()
-    lengths, variables, passes, asked = [], set(), 0, []
+    lengths, variables, passes = [], set(), 0
     for row, target, cut, cut_target, fewer, other in zip(x, y, sx, sy, jx, jy):
         words = [w for w in task.show(row) if w]
         end = len(words) - 1
@@ -169,19 +169,15 @@ def test_counting_programs_replayed(split, share, n):
         lengths.append(ops)
         passes += words.count("pass")
         variables |= set(words) & set("abcde")
-        has = sorted(set(words[:-1]) & set("abcde"))
-        asked += [has.index(words[-1])] if len(has) == 2 else []
         # the same program, its beginning cut off
         assert cut[:min(20, end + 1)].tolist() == row[:end + 1][-20:].tolist()
         # and as in the authors' release: `pass;` is one token, `a ++;` two
         fewer = [w for w in joined.show(fewer) if w]
         assert " ".join(fewer).replace(";", " ;").replace("  ", " ").split() == words
         assert (other != -1).nonzero()[0].tolist() == [len(fewer) - 1]
-        assert fewer.count(";") == fewer.count("=")
     assert min(lengths) < 6 and max(lengths) == 40 and variables == set("abcde"[:n])
     assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
     assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
-    assert not asked or 0.2 < np.mean(asked) < 0.8  # any variable that is set
 
 
 def test_counting_as_in_the_paper():
@@ -199,9 +195,9 @@ def test_counting_as_in_the_paper():
     assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
 
 
-@pytest.mark.parametrize("pass_weight", [50, 10])
-def test_counting_operations_have_their_weights(pass_weight):
+def test_counting_operations_have_their_weights():
     """Lengths are uniform; what is invalid is drawn again, as another operation."""
+    pass_weight = 50
     task = data.counting.Task(vars=2, max_ops=60, n_train=0)
     operation, name, value = task.run(4000, pass_weight, rng())
     lengths = (operation >= 0).sum(1)
@@ -221,11 +217,6 @@ def test_counting_operations_have_their_weights(pass_weight):
         p = np.array([pass_weight, 0, 0.5, 0.5, *increments])
         distance = chi_square(counts, p / p.sum())
         assert abs(distance) < 5 or counts.sum() < 100
-    # before the first setting there are only passes
-    r, n, t = pass_weight / (pass_weight + 1), lengths[:, None], np.arange(60)
-    p = np.where(t < n, r**t * (1 - r) / (1 - r**n), 0).mean(0)
-    first = (operation == 1).argmax(1)
-    assert abs(chi_square(np.bincount(first, minlength=60), p)) < 4
 
 
 def test_set_complement():
@@ -286,7 +277,6 @@ def test_dyck_strings_parse_and_have_their_distribution(k, m):
                 seen.setdefault(tuple(want), np.zeros(2 + 2 * k))[drawn] += 1
     for key, counts in seen.items():
         assert abs(chi_square(counts, np.array(key))) < 5
-    assert len(set(data.dyck.Task(k=k + 4).show(range(2 * k + 10)))) == 2 * k + 10
 
 
 @pytest.mark.parametrize("language, legal, p_switch, stays", [
@@ -297,13 +287,8 @@ def test_tomita_strings_match_their_expression(language, legal, p_switch, stays)
     task = data.tomita.Task(block_size=60, language=language, p_switch=p_switch)
     x, y = task.batch("train", 2000, rng())
     assert x.shape == y.shape == (2000, 60)
-    assert task.batch("long", 3, rng())[0].shape == (3, 460)
     p = task.target(torch.from_numpy(x)).numpy()
     assert np.abs(p.sum(-1) - 1).max() < 1e-6 and (p[..., 0] == 0).all()
-    logit, positive = task.contrast(torch.from_numpy(p), torch.from_numpy(x))
-    symbol = {3: 1, 7: 0}[language]
-    assert (logit.numpy() == p[..., 2 + symbol]).all()
-    assert (positive.numpy() == (p[..., 2 + symbol] > 0)).all()
     texts = ["".join(task.show(row[1:])) for row in x]
     assert all(re.fullmatch(legal, text) for text in texts)
     for text, target in zip(texts[:60], p):
@@ -344,4 +329,3 @@ def test_max_retrieval_task():
     logits = torch.eye(10)[torch.from_numpy(y)]
     logits[:1000] = logits[:1000].roll(1, 1)
     assert task.score(logits, x, torch.from_numpy(y))["accuracy"][0].double().mean() == 0.75
-    assert len(task.show(x[0])) == (x[0, :, 0] >= 0).sum()

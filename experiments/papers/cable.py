@@ -8,7 +8,7 @@ FINE_TUNED = dict(train="--data retrieval", eval="", rows=ENCODERS)
 
 ENTRIES = {
     "cable_table1": dict(
-        title="CABLE, Table 1: perplexity far beyond the training length, the first command's run",
+        title="CABLE, Table 1: perplexity far beyond the training length",
         cpu=dict(train="--size nano --data stdlib", eval="",
                  rows=rows(3, "cable", "alibi", "rope") | repaired(3, "window", "yarn"))),
     "cable_kernel": dict(
@@ -22,8 +22,7 @@ ENTRIES = {
         cpu=dict(train="--data mlm", eval="--split test --sequences 200 --lengths 128 512 2048",
                  rows=ENCODERS)),
     "cable_table2": dict(
-        title="CABLE, Table 2: finding the file that a docstring is from, nDCG@10 (%) by the "
-              "length that files are cut to",
+        title="CABLE, Table 2: finding documents, nDCG@10 (%) by the length that they are cut to",
         first="cable_fig5", cpu=FINE_TUNED),
     "cable_fig6": dict(
         title="CABLE, Figure 6: contrastive loss by step, the runs of cable_table2",

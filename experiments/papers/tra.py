@@ -28,7 +28,7 @@ def norms():
 ENTRIES = {
     "tra_table1": dict(
         title="TRA, Table 1: flip-flop, exact match (%), every method with the norms of TRA's "
-              "authors, post-norm and QK-norm, trained on 256 tokens",
+              "authors, post-norm and QK-norm",
         columns=COLUMNS,
         cpu=MIDDLE | dict(rows=rows(3, "tra", "fox", "cope", "rope", "cable", "diff", flags=POST))),
     "tra_table1_own": dict(

@@ -1,9 +1,10 @@
 """
-Post-Norm's small models: the minimal transformer of the set complement task (Eq. 2, 3), its
-hard-coded solution (Example 4.1), and max retrieval (section 6.2). search.py trains them.
+Post-Norm's small models: the minimal transformer of the set complement task (Eq. 2, 3), hard-coded
+solutions, and max retrieval (section 6.2). search.py trains them.
 
 What differs from the paper: norms have eps = 1e-12 in the minimal transformer, whose matrices start
-at std 0.02, cut off at 2 std.
+at std 0.02, cut off at 2 std. The hard-coded matrices are ours, neither the theorem's nor those of
+Example 4.1.
 """
 import torch
 import torch.nn as nn
@@ -72,10 +73,11 @@ class MinimalTransformer(nn.Module):
 
 def hard_coded(n, c, norm="none", centred=False):
     """
-    Example 4.1, in float64: d = d_v = n - 1, constant attention, E = [I; -1^T], U = c [-I | 0]. A
-    set's last token is c (1 + 1/l) below the absent ones, its others c / l: diluted. centred=True
-    has E E^T = I - J/n and U = -c E^T instead, for which a norm on the attention output gives gaps
-    of c sqrt(n (n - 1) / (l (n - l))): bounded from below at every length.
+    In the manner of Example 4.1, in float64: d = d_v = n - 1, constant attention, E = [I; -1^T],
+    U = c [-I | 0]. A set's last token is c (1 + 1/l) below the absent ones, its others c / l:
+    diluted. centred=True has E E^T = I - J/n and U = -c E^T instead, for which a norm on the
+    attention output gives gaps of c sqrt(n (n - 1) / (l (n - l))): bounded from below at every
+    length.
     """
     model = MinimalTransformer(n, n - 1, 1, n - 1, norm, constant=True).double()
     eye = torch.eye(n - 1, dtype=torch.float64)
