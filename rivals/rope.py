@@ -1,6 +1,5 @@
 """
-RoPE (Su et al., 2021, arXiv 2104.09864), repairs beyond its length that need no training, and
-mixtures with layers that have no positions.
+RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that need no training.
 
     logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
 
@@ -22,16 +21,16 @@ with a cache what Cache(size) announced: a row depends on that number, never on 
 The cache has keys that are turned already, by the theta' of what was announced: turned by another
 they would be wrong. With window and sinks it has only those that can still be seen.
 
-Two more names are models of their own, which are trained as they are used:
-- rope_nope    the last of every nope_every layers has theta' = 0: it sees all j <= i, and no key is
-               near or far. The others have RoPE and see i - j < window. RNoPE-SWA (Yang et al.,
-               2025, arXiv 2501.18795), in Command A; SmolLM3 has it without a window (--window 0)
-- rope_window  every layer has RoPE and sees i - j < window: the control
-In the cache a layer without positions has the keys of the whole text, the others the last `window`:
-with three such layers of four a long text takes a quarter of rope's memory. The repair log_n scales
-the layers without positions alone (Puvvada et al., 2025, arXiv 2504.08719, SWAN, do so, too, by a
-logarithm); any other repair is for those with RoPE, and refused where these have a window: no
-distance is new to them.
+Two more names are models of their own, trained as they are used:
+- rope_window  visible where i - j < window, in all layers: the control of the next
+- rope_nope    the same, but the last of every nope_every layers has no positions: theta' = 0, and
+               all j <= i are visible. RNoPE-SWA (Yang et al., 2025, arXiv 2501.18795), in
+               Command A; SmolLM3 has it without a window (--window 0)
+A layer without positions caches the keys of the whole text, the others their last `window`:
+with three of four layers local, a long text takes a quarter of rope's memory.
+Repairs of rope_nope: log_n scales the layers without positions alone, as SWAN does
+(Puvvada et al., 2025, arXiv 2504.08719), by a logarithm, too. Any other is for the layers
+with RoPE; where these have a window, no distance is new to them, and it is refused.
 """
 import math
 from dataclasses import dataclass
@@ -51,12 +50,13 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
-    nope_every: int = 0     # the last of so many layers has no positions and no window; 0: none
+    nope_every: int = 0     # the last of so many layers has no positions; 0: none has
     window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
-VARIANTS = dict(rope=dict(), rope_nope=dict(nope_every=4, window=64), rope_window=dict(window=64))
+VARIANTS = dict(rope=dict(), rope_window=dict(window=64),
+                rope_nope=dict(nope_every=4, window=64))
 AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
 REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
 SINKS = 4
@@ -151,8 +151,8 @@ def rope_attention(q, k, v, at, turn):
     Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    as_it_is = not turn.keeps[1] and turn.repair not in ("rerope", "selfextend")
-    if as_it_is and Tq in (1, Tk):
+    plain = not turn.keeps[1] and turn.repair not in ("rerope", "selfextend")
+    if plain and Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
     i, j = at[-Tq:, None], at
     seen, places = turn.visible(i, j), turn.places(i, j)
@@ -255,14 +255,15 @@ class GPT(nn.Module):
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
         if not 0 <= config.nope_every <= config.n_layer:
-            raise ValueError(f"nope_every={config.nope_every} must be between 0 and n_layer="
-                             f"{config.n_layer}: there would be no layer without positions")
+            raise ValueError(f"nope_every={config.nope_every} of n_layer={config.n_layer}: there "
+                             "is no layer without positions")
         if not 0 <= config.window <= config.block_size:
-            raise ValueError(f"window={config.window} must be between 0 and block_size="
-                             f"{config.block_size}: 0 is no window")
-        if config.repair and config.window and not (config.repair == "log_n" and config.nope_every):
-            raise ValueError(f"repair={config.repair}: layers with window={config.window} see no "
-                             "new distance; log_n is for layers without positions")
+            raise ValueError(f"window={config.window} is not within block_size="
+                             f"{config.block_size}; 0 is no window")
+        log_n = config.repair == "log_n" and config.nope_every
+        if config.window and config.repair and not log_n:
+            raise ValueError(f"repair={config.repair}: layers with a window see no new distance; "
+                             "log_n is for layers without positions")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -282,10 +283,11 @@ class GPT(nn.Module):
 
     def kind(self, nope, at, size, cache):
         """What all layers of a kind, with RoPE or without positions (nope), have in common."""
-        c, repair = self.config, self.config.repair
-        if c.nope_every and nope != (repair == "log_n"):
+        config, window = self.config, 0 if nope else self.config.window
+        repair, d = config.repair, config.n_embd // config.n_head
+        if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind
-        turn = Turn(repair, c.n_embd // c.n_head, c.block_size, size, 0 if nope else c.window, nope)
+        turn = Turn(repair, d, config.block_size, size, window, nope)
         waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
         if cache is not None:
             at = cache.append(f"at{nope}", at[None, None], *turn.keeps)[0, 0]

@@ -29,7 +29,7 @@ CHANGES = dict(
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
           r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"
-          r"|nope|window|kind|positions|distance"),
+          r"|nope|window|kind|positions|distance|log_n"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
     fox=([ATTEND], r"w_f|log_f"),
     stick=([ATTEND], r"attend"), ssmax=([ATTEND], r"learned|\bs\b|self\.s|else:|block_size"),
