@@ -114,7 +114,7 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        for name in ("model", "tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
+        for name in ("tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
             theirs, ours = origin["config"].get(name), getattr(c, name, None)
             if None not in (theirs, ours) and theirs != ours:  # symbols have no tokenizer
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
@@ -132,6 +132,9 @@ def task_and_model(c, saved, device, rank, world):
     model = names.make_model(vars(c)).to(device)
     if origin:
         load_weights(model, origin["model"], c.init_from or "the checkpoint")
+    if c.init_from and not saved:
+        theirs = origin["config"]["model"]
+        say(f"takes over the weights of {c.init_from}, a {theirs}, at iter {origin['iter']}")
     if not saved:
         task.prepare(model)
     return task, model

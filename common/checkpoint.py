@@ -52,12 +52,14 @@ def load_checkpoint(path):
 
 
 def load_weights(model, weights, path):
-    """model.load_state_dict in one line where it fails: another model's, or the file changed."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as e:
-        what = " ".join(str(e).split())
-        fail(f"the weights in {path} do not fit {names.file_of(model)}: {what:.200}")
+    """model.load_state_dict; weights that do not fit end in a line with the first that differs."""
+    ours = model.state_dict()
+    for name in [*ours, *weights]:
+        theirs, mine = (tuple(w[name].shape) if name in w else "none" for w in (weights, ours))
+        if theirs != mine:
+            fail(f"the weights in {path} do not fit {names.file_of(model)}: the shape of {name} is "
+                 f"{theirs} there, {mine} here")
+    model.load_state_dict(weights)
 
 
 def at_test(config, changes):

@@ -29,7 +29,12 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--data flipflop --block_size 65", "block_size=65 must be even and at least 4"),
     ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
-    ("--init_from rope", "its model is rope, not cable"),
+    ("--model rope_nope --n_layer 3", "nope_every=4 of n_layer=3: there is no layer"),
+    ("--model rope_nope --window 300", "window=300 is not within block_size=256"),
+    ("--model rope_window --window -1", "window=-1 is not within block_size=256"),
+    ("--init_from rope", "fit model_cable.py: the shape of wte.weight is (5, 16) there, (257"),
+    ("--model nope --n_layer 1 --n_head 2 --n_embd 16 --init_from cable",
+     "the shape of h.0.attn.w_c.weight is (2, 16) there, none here"),
     ("--init_from cable --norm post", "its norm is pre, not post"),
 ])
 def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
