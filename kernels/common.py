@@ -168,6 +168,29 @@ def constants(q, BM, BN, warps, stages=2):
     return dict(D=D, C=C, BM=BM, BN=BN, num_warps=warps, num_stages=stages)
 
 
+LIBRARY = torch.library.Library("nanope", "FRAGMENT")
+
+
+def operator(schema, fake):
+    """
+    Makes a function an operator, which torch.compile takes as a whole; fake makes empty outputs.
+    (A call of torch.library.custom_op takes some 50 us more.)
+    """
+    def register(f):
+        name = LIBRARY.define(schema)
+        LIBRARY.impl(name, f, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"nanope::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.nanope, name).default
+    return register
+
+
+def differentiable(op, backward):
+    """Lets autograd call backward with the first output's gradient, all inputs and outputs."""
+    torch.library.register_autograd(
+        op, lambda ctx, dout, *_: tuple(backward(dout, *ctx.saved_tensors)), setup_context=save,
+        lib=LIBRARY)
+
+
 def launch(kernel, tile, blocks, q, k, v, *tensors, **more):
     """Runs a kernel, one program for each of a head's blocks of queries or keys."""
     B, H, Tq, d = q.shape
