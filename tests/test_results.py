@@ -10,7 +10,7 @@ import torch
 import experiments
 import reproduce
 from common import names
-from experiments import find, pages, runs
+from experiments import find, methods, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
 PAGES = sorted((ROOT / "results").glob("*.md"))
@@ -111,7 +111,7 @@ def test_every_link_into_a_page_has_its_heading():
             other = path.parent / page if page else path
             headings = re.findall(r"^#+ (.*)$", TEXTS[other], re.M)
             slugs = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
-            assert anchor in slugs or path.name == "GUIDE.md" and not page, (path, anchor)
+            assert anchor in slugs, (path, anchor)
 
 
 def test_a_verdict_is_one_of_four():
@@ -129,6 +129,16 @@ def test_the_readmes_perplexities_are_those_of_its_run():
     path = ROOT / "results" / "runs" / "cable_table1.cpu" / "cable-1337.json"
     run, = json.loads(path.read_text(encoding="utf-8"))["runs"]
     assert said.groups() == tuple(f"{run['perplexity'][T]:.2f}" for T in ("256", "4096"))
+
+
+def test_a_method_of_two_configurations_is_refused(monkeypatch):
+    """Where a row of its table would stand for two models, naming both."""
+    two = [dict(label="mine", config=dict(norm="pre", qk_norm=qk_norm)) for qk_norm in (0, 1)]
+    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two))
+    with pytest.raises(SystemExit, match="lm: mine is not one configuration: pre and pre, QK"):
+        methods.runs_of("lm: mine")
+    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two[:1]))
+    assert methods.runs_of("lm: mine") == (two[:1], "pre")
 
 
 def test_the_numbers_of_the_front_page_are_those_of_the_json():
