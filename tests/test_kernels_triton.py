@@ -115,15 +115,16 @@ def test_every_way_is_its_plain_function_interpreted_too(plain, dtype, T, walk, 
 
 
 @with_kernels
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 4e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("Tq, Tk, d, rate", [
     (1, 1, 16, 1), (37, 37, 64, 1), (65, 65, 40, 0), (130, 130, 16, 30), (33, 130, 64, 1),
     (2, 70, 80, 1), (70, 70, 128, 1), (300, 300, 32, 1)])
-def test_interpreted_kernel_cable(Tq, Tk, d, rate):
+def test_interpreted_kernel_cable(Tq, Tk, d, rate, dtype, tolerance):
     """Small steps, none, and huge ones; the queries of a cache; heads that fill no tile."""
     torch.manual_seed(0)
-    inputs = [*(heads(1, 1, T, d) for T in (Tq, Tk, Tk)), rate * steps_of(1, 1, Tk)]
+    inputs = [*(heads(1, 1, T, d, dtype) for T in (Tq, Tk, Tk)), rate * steps_of(1, 1, Tk)]
     inputs.append(F.softplus(torch.randn(1, 1, Tq)))
-    tolerance = 4e-6 * max(1, rate)  # the gradient of g is a sum of S_i - S_j
+    tolerance *= max(1, rate)  # the gradient of g is a sum of S_i - S_j
     same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs, tolerance, summed)
 
 
