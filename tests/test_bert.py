@@ -5,22 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-import data.text
 import encoders.mlm
 from common.spy import spy
 from encoders import bert
-from tests.helpers import (
-    ENCODERS,
-    N,
-    close,
-    documents,
-    encoder,
-    mlp_by_hand,
-    rng,
-    turned,
-)
+from tests.helpers import ENCODERS, N, close, make, mlp_by_hand, rng, turned
 
 
 def naive_encoder_attention(q, k, v, real, S, g):
@@ -43,7 +32,7 @@ def naive_encoder_attention(q, k, v, real, S, g):
 @torch.no_grad()
 def test_an_encoder_attends_both_ways(name, monkeypatch):
     """literal and what runs, on the model's own arguments, with padding and without."""
-    model = encoder(name)
+    model = make(name).double()
     for padded in (0, 2):
         idx = torch.randint(1, 61, (2, 7))
         idx[1, 7 - padded:] = 0
@@ -65,7 +54,7 @@ def test_an_encoder_attends_both_ways(name, monkeypatch):
 @torch.no_grad()
 def test_an_encoder_by_hand(name):
     """From tokens to a vector, by the weights alone."""
-    model, idx = encoder(name), torch.randint(1, 61, (7,))
+    model, idx = make(name).double(), torch.randint(1, 61, (7,))
     C, H, T, pe = 32, 4, 7, name.removeprefix("bert_")
     pos = torch.arange(T, dtype=torch.float64)
     x = model.wte.weight[idx]
@@ -103,7 +92,7 @@ def test_an_encoder_by_hand(name):
 @torch.no_grad()
 def test_padding_changes_nothing(name):
     """Vectors and gradients of a batch are those of its texts one by one, however far padded."""
-    model = encoder(name)
+    model = make(name).double()
     texts = [torch.randint(1, 61, (n,)) for n in (1, 5, 13, 20)]
     idx = torch.zeros(4, 24, dtype=torch.long)
     for row, text in zip(idx, texts):
@@ -116,18 +105,8 @@ def test_padding_changes_nothing(name):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@torch.no_grad()
-def test_a_texts_vector_may_be_the_plain_mean():
-    model = encoder("bert_cable", pool="mean")
-    idx = torch.randint(1, 61, (2, 9))
-    idx[1, 6:] = 0
-    states, real = model.encode(idx)
-    for text, states_, there in zip(model.embed(idx), states, real):
-        close(text, F.normalize(states_[there].mean(0), dim=0), 1e-5)
-
-
 def test_masked_tokens_are_scored_alone():
-    model = encoder("bert_cable")
+    model = make("bert_cable").double()
     idx, targets = torch.randint(1, 61, (2, 9)), torch.full((2, 9), -1)
     targets[0, 3], targets[1, 7] = 5, 6
     full, nothing = model(idx)
@@ -156,24 +135,6 @@ def test_the_share_of_masked_tokens(library):
     for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
         assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / told.sum())
     assert (x[told & ~masked] > encoders.mlm.UNK).all()
-
-
-def test_masked_windows_stay_in_their_document_and_begin_anywhere_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    places = "".join(map(chr, range(32, 122)))  # of a long document, where a token is its place
-    texts = [9 * chr(n) if n % 2 else places + chr(n) for n in range(1, 21)]
-    folder = documents(tmp_path / "notes", texts)
-    task = encoders.mlm.Task(corpus=folder, tokenizer="bytes", block_size=10)
-    vocabulary = np.append([0, 0, 0], task.kept["vocabulary"])
-    windows = task.windows("train", 2000, rng(0))
-    of_long = vocabulary[windows[:, 0]] >= 32
-    for row, in_long in zip(windows, of_long):  # a short one whole, and padding; or places
-        said = "".join(map(chr, vocabulary[row]))
-        if in_long:
-            assert said[:9] in places
-        else:
-            assert len(set(said[:9])) == 1 and row[9] == encoders.mlm.PAD
-    assert len(set(windows[of_long, 0].tolist())) == 82  # all places of a whole window
 
 
 def test_the_vocabulary_is_the_commonest_tokens(library):

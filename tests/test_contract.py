@@ -41,15 +41,6 @@ def test_what_a_task_leaves_out_is_plain(tasks):
     assert task.forward(lambda *batch: batch, x, y) == (x, y)
 
 
-def test_fields_are_flags_and_a_default_needs_no_type(tasks):
-    write_task(tasks, "own", "import data\nclass Task(data.Task):\n    block_size = 12\n"
-                             "    k: int = 5\n    vocab_size = 3\n")
-    task = names.make_task(dict(data="own", k=7))
-    assert (task.block_size, task.k, task.vocab_size) == (12, 7, 3)
-    assert names.make_task(dict(data="own", block_size=9)).block_size == 9
-    assert names.make_task(dict(data="flipflop")).block_size == 64  # nobody else is changed
-
-
 @pytest.mark.parametrize("line, says", [
     ("return x, x[:, 1:]", "y as torch.int64 of shape (4, 15): x and y must both be int64 of"),
     ("return x[:1], x[:1]", "x as torch.int64 of shape (1, 16): x and y must both be int64 of"),
@@ -66,17 +57,6 @@ def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
 # -----------------------------------------------------------------------------
 # scores
 
-def test_every_chunk_of_a_tasks_score_is_of_new_sequences():
-    task, seen = data.recall.Task(block_size=64), []
-
-    def noted(model, x, y):
-        seen.append(x)
-        return torch.zeros(*x.shape, task.vocab_size), None
-    task.forward = noted
-    rates.task_scores(None, task, "iid", scoring.Options(amount=2 * rates.CHUNK))
-    rows = torch.cat(seen)
-    assert len(rows) == 2 * rates.CHUNK == len(rows.unique(dim=0))
-
 
 def test_a_long_sequence_goes_through_in_pieces(monkeypatch):
     """Several sequences over one cache, which answer as if they were whole; so does a loss."""
@@ -89,21 +69,6 @@ def test_a_long_sequence_goes_through_in_pieces(monkeypatch):
         got = rates.in_full(model, x, y)
     close(got[0], logits, 1e-5)
     close(got[1], loss, 1e-5)
-
-
-def test_a_piece_is_shorter_where_the_sequence_is_longer():
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=257))
-    pieces = [data.piece(model, T) for T in (64, 16384, 32768, 65536)]
-    assert pieces == [1024, 1024, 256, 128]
-    model.config.vocab_size = 1 << 20
-    assert data.piece(model, 64) == 64
-    model.is_encoder = True
-    assert data.piece(model, 99) == 99
-
-
-def test_scores_by_answer():
-    by_answer = rates.by_group(np.array([3, 0, 3, 3]), np.array([1.0, 0, 0, 1]), np.ones(4))
-    assert by_answer == {0: [1, 0.0], 3: [3, pytest.approx(2 / 3)]}
 
 
 def test_logits_that_are_not_finite_are_no_answers(capsys):

@@ -12,16 +12,7 @@ from common import names
 from common.spy import plain_function, spy
 from rivals import classics, fox
 from tests.examples import example
-from tests.helpers import (
-    DEVICE,
-    EDITS,
-    ROOT,
-    SMALL,
-    WAYS,
-    close,
-    make,
-    with_gradients,
-)
+from tests.helpers import DEVICE, EDITS, ROOT, SMALL, WAYS, close, make, with_gradients
 
 EDITED = "it was edited; kernels/ knows the original"
 
@@ -88,12 +79,10 @@ def strange(folder, how):
     text = text[text.index(HEAD):text.index("\n\n\nclass Cache")] + "\n"
     made = dict(
         constant=text.replace("bias.mask", "(FACTOR * bias).mask"),
-        default=text.replace("F_):", "F_, factor=FACTOR):"),
         decorated="@same\n" + text,
         inside="def make(F):\n" + textwrap.indent(text, "    ") + "    return fox_attention\n"
                "fox_attention = make(F)\n",
-        module=text + "import experiments as F\n",
-        shadowed=text + "def float(x): return 2\n")[how]
+        module=text + "import experiments as F\n")[how]
     around = "from rivals.fox import *\nFACTOR = 2\ndef same(f):\n    return f\n"
     (folder / "model_mine.py").write_text(around + made)
     return importlib.import_module("model_mine").fox_attention
@@ -104,8 +93,6 @@ ELSEWHERE = "it is decorated, or not at the top level of its file"
 
 @pytest.mark.parametrize("how, why", dict(
     constant="it reads FACTOR, which kernels/ does not know",
-    default="it reads FACTOR, which kernels/ does not know",
-    shadowed="it reads float, which kernels/ does not know",
     module=EDITED, decorated=ELSEWHERE, inside=ELSEWHERE).items())
 def test_what_a_hash_would_not_see_runs_as_written_interpreted_too(how, why, copy, capsys):
     """Each time one line, once, also where the text of the function is the original's."""
@@ -155,7 +142,4 @@ def test_a_copy_answers_to_its_own_name(copy, file, variants):
     (copy / "model_mine.py").write_text(re.sub(r"^VARIANTS = .*$", variants, source, flags=re.M))
     model = names.make_model(dict(model="mine", n_layer=1))
     assert type(model).__module__ == "model_mine"
-    assert names.is_encoder(model) == ("bert" in file)
-    assert names.models()["fox"][0] is fox
-    with pytest.raises(SystemExit, match="error: unknown model 'mien': did you mean mine"):
-        names.models()["mien"]
+    assert names.is_encoder(model) == ("bert" in file) and names.models()["fox"][0] is fox

@@ -8,36 +8,8 @@ import torch
 
 from common.checkpoint import load_run
 from common.names import make_task
-from data.text import sorts_of
 from figures import maps
-from tests.helpers import (
-    TINY_FLAGS,
-    TINY_RUN,
-    command,
-    complaint,
-    drawn,
-    is_png,
-    make,
-    rng,
-)
-
-
-def test_a_map_shows_the_edited_attention(fork, copy, monkeypatch):
-    """A window of nine keys in the copy of a file: no key beyond it is shown."""
-    figures = drawn(monkeypatch)
-    fork("fox", (".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"))
-    command(copy, "train.py", "--model", "mine", *TINY_RUN)
-    command(copy, "figures.maps", "attention", "--length", 14)
-    shown = figures[0].axes[0].images[-1].get_array().filled(0)
-    assert np.tril(shown, -9).max() == 0 < shown[12, 4]
-
-
-def test_within_is_the_share_of_the_last_tokens():
-    attention = np.tri(8)[None] / np.arange(1, 9)[:, None]  # all keys alike
-    want = np.mean([[n / (i + 1) for n in range(1, 5)] for i in range(4, 8)], axis=0)
-    assert maps.within(attention) == pytest.approx(want[None])
-    near = np.eye(9)[None]  # every query sees itself alone, and in an odd number of tokens
-    assert maps.within(near).tolist() == [[1.0] * 4]
+from tests.helpers import command, complaint, drawn, is_png, make, rng
 
 
 def test_maps_of_reach(home, trained):
@@ -72,15 +44,6 @@ def test_maps_of_what_heads_count(home, trained):
     command(trained, "figures.maps", "counts", "tra", "cable", "--sequences", 2,
             "--out", home / "c.png")
     assert is_png(home / "c.png")
-
-
-def test_sorts_of_the_tokens_of_a_text():
-    labels = "\\n", "  ", "·", " def", "_", "7", "\\t", "+=", "\\n"
-    assert sorts_of(labels) == ["line end", "space", "signs", "letters", "letters", "digits",
-                                "space", "signs", "line end"]
-    labels = ["x:", "\\n\\n", "y", "\\n", ":\\n", "\\n ", "\\n"]  # tokens of several characters
-    assert sorts_of(labels) == ["signs", "blank line", "letters", "line end", "block begins",
-                                "blank line", "blank line"]
 
 
 def test_maps_of_a_task_and_of_text(trained, home, monkeypatch):
@@ -123,21 +86,3 @@ def test_position_is_the_attention_if_all_contents_were_alike():
     parts = maps.look(make("tra"), idx)[0]
     dropped = np.isinf(parts["bias"]) & np.tri(10, dtype=bool)
     assert dropped.any() and (parts["position"][dropped] == 0).all()
-
-
-def test_steps_has_a_strip_of_attention_of_its_own(trained, home, monkeypatch):
-    """For every model: bars of steps, the distances, below them the attention of one head."""
-    figures = drawn(monkeypatch)
-    flags = "--data", "flipflop", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
-    command(home, "train.py", "--model", "diff", *flags, "--n_embd", 32, "--out_dir", "diff")
-    command(home, "figures.maps", "steps", trained / "tra", trained / "rope", "diff",
-            "--length", 20)
-    lanes = [ax for ax in figures[0].axes if ax.get_ylabel().endswith("\nstep")]
-    strips = [ax for ax in figures[0].axes if ax.images]
-    assert [ax.get_ylabel() for ax in lanes] == ["tra\nstep", "rope\nstep", "diff\nstep"]
-    for name, lane, strip in zip(("tra", "rope", "diff"), lanes, strips):
-        attention = strip.images[0].get_array()
-        assert attention.shape == (1, 19) and strip.images[0].get_clim() == (0, 1)
-        assert len(lane.patches) == (0 if name == "diff" else 19)  # bars
-        said = [t.get_text() for t in lane.texts]
-        assert ("no steps to show" in said) == (name == "diff")

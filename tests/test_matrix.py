@@ -7,21 +7,13 @@ import pytest
 
 from experiments import Row, cells, rows
 from experiments.papers import matrix
-from tests.helpers import (
-    TINY_FLAGS,
-    command,
-    complaint,
-    markdown_tables,
-    write_fork,
-    write_notes,
-)
+from tests.helpers import TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
-TEXT = {key: matrix.COLUMNS["text: perplexity"][key] for key in ("task", "better", "form", "least")}
 COLUMNS = {
     "text: perplexity": matrix.COLUMNS["text: perplexity"],
-    "text: strided": TEXT | dict(read=cells.reading, asked=(2,)),
+    "text: strided": matrix.TEXT | dict(read=cells.reading, asked=(2,)),
     "flip-flop: iid": matrix.COLUMNS["flip-flop: iid"],
-    "flip-flop: worst": matrix.COLUMNS["flip-flop: worst, 16 x"] | dict(asked=(2, "exact_match"))}
+    "flip-flop: worst": matrix.right("flipflop", 2, "", "exact_match")}
 
 
 def small_matrix(*models):
@@ -64,18 +56,6 @@ def test_a_matrix_and_a_row_that_is_added(copy, here):
     assert "1 runs, 1 of them there" in out and "text" not in markdown_tables(out)[0]["rope"]
 
 
-def test_what_cannot_be_added_to_a_matrix(copy, here):
-    write_notes(copy)
-    here(matrix=small_matrix("rope"), recall=small_matrix("rope") | dict(cpu=dict(rows={})))
-    for name, says in (("rpoe", "unknown model 'rpoe': did you mean rope"),
-                       ("rope", "rope is in the matrix already"),
-                       ("bert_cable", "bert_cable is an encoder, and the matrix is of causal")):
-        assert says in complaint(copy, "reproduce.py", "matrix", "--add", name)
-    assert "--add is not for recall" in complaint(copy, "reproduce.py", "recall", "--add", "fox")
-    assert "matrix has no 'txet' among its tasks: did you mean text?" in complaint(
-        copy, "reproduce.py", "matrix", "--tasks", "txet")
-
-
 def test_the_columns_of_the_matrix_by_hand():
     scores = {T: {split: dict(exact_match=dict(value=v), sequence_error=dict(value=v / 2))
                   for split, v in values.items()}
@@ -89,7 +69,8 @@ def test_the_columns_of_the_matrix_by_hand():
     assert cells.percent(run, 1, "sparse", "exact_match") == 50
     assert cells.percent(run, 1, "sparse", "sequence_error") == 75
     assert cells.percent(run, 1, "dense", "exact_match") is None
-    assert cells.worst(run, 2, "exact_match") == 20 and cells.worst(run, 4, "exact_match") is None
+    assert cells.percent(run, 2, "", "exact_match") == 20
+    assert cells.percent(run, 4, "", "exact_match") is None
     assert cells.beyond(run, "auc", "long") == pytest.approx(0.6)
     assert cells.beyond(run, "tvd", "long") is None
     # seeds have a mean and a spread

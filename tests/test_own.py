@@ -1,22 +1,14 @@
 """A model and a task of one's own, by GUIDE.md and README.md, in every command."""
 import json
 import re
-import shutil
 
 import pytest
 import torch
 
+from common import names
 from common.settings import new_settings
-from tests.helpers import (
-    ROOT,
-    TINY_FLAGS,
-    TINY_RUN,
-    command,
-    complaint,
-    is_png,
-    process,
-    write_task,
-)
+from common.spy import attention_module, plain_function, spy
+from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
 
 # -----------------------------------------------------------------------------
 # a model
@@ -33,25 +25,16 @@ def guides_own_row():
     return source
 
 
-@pytest.mark.slow
-def test_the_guides_own_row_passes_the_tests(copy):
-    """Its steps are sigmoids. Beside the other models, in a copy of the repository."""
+def test_the_guides_own_row_is_a_model(copy):
+    """Its steps are sigmoids, and what runs is its literal form."""
     (copy / "model_mine.py").write_text(guides_own_row(), encoding="utf-8")
-    shutil.copytree(ROOT / "tests", copy / "tests")
-    for name in ("GUIDE.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, copy)
-    out, _ = process(copy, "-m", "pytest", "-n", 0, "-p", "no:cacheprovider", "test_all.py",
-                     "tests/test_models.py", "tests/test_drift.py", "tests/test_house.py",
-                     "-k", "mine or (model_file or several or whom or circle)")
-    assert int(re.search(r"(\d+) passed", out)[1]) > 20
-
-
-def test_what_a_model_s_name_means(copy):
-    """A flag may not contradict it."""
-    for name, flag, says in (("cable_nw", ("--weight",), "weight=True: what is called --model cab"),
-                             ("prenorm", ("--norm", "post"), "norm=post: what is called --model")):
-        assert says in complaint(copy, "train.py", "--model", name, *flag, *TINY_RUN)
-    assert not (copy / "out").exists()
+    model = names.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
+    step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
+    close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
+    module = attention_module(model)
+    with spy(model) as calls:
+        model(torch.arange(9)[None])
+    close(plain_function(module)(*calls[0]), module.literal(*calls[0])[0], 1e-5)
 
 
 # -----------------------------------------------------------------------------
@@ -100,6 +83,9 @@ def test_the_readmes_task_in_every_command(tasks, home):
         (home / "p.png").unlink()
     command(home, "train.py", "--resume", run, "--max_iters", 3, "--no-evaluate")
     assert "writes no text" in complaint(home, "sample.py", run)
+    (tasks / "parity.py").unlink()
+    for script in (["eval.py"], ["sample.py"], ["train.py", "--resume"]):
+        assert "nor has data/parity.py a class Task" in complaint(home, *script, run)
 
 
 @pytest.mark.parametrize("old, new, says", [
@@ -115,31 +101,13 @@ def test_a_bad_task_in_one_line(tasks, home, old, new, says):
     assert says in complaint(home, *words, "--data", "bad")
 
 
-def test_what_a_task_keeps(tasks, home):
-    """It goes into the checkpoint and back; runs that keep something else are not compared."""
-    write_task(tasks, "coded", PARITY + """
-    def prepare(self, model):
-        self.code = torch.randperm(99)
-
-    def state(self):
-        return dict(code=self.code)
-
-    def load(self, state):
-        self.code = state["code"]
-""")
-    for seed in (1, 2):
-        command(home, "train.py", "--data", "coded", *FLAGS, "--seed", seed, "--out_dir", seed)
-    command(home, "train.py", "--resume", "1", "--max_iters", 2, "--no-evaluate")
-    kept = torch.load(home / "1" / "ckpt.pt", weights_only=True)["kept"]
-    assert kept["code"].sort().values.tolist() == list(range(99))
-    assert "2/ckpt.pt has another code than 1/ckpt.pt" in complaint(home, "eval.py", "1", "2")
-
-
-def test_a_task_s_defaults_may_be_for_flags_of_other_models(tasks):
-    """P is a flag of CoPE alone; --n_layer is said, n_head comes from the task."""
-    write_task(tasks, "my-task", PARITY.replace(
-        "vocab_size = 2", "vocab_size, defaults = 2, dict(tiny=dict(n_head=2, n_embd=16, P=5))"))
-    for name in ("cope", "rope"):
-        c = new_settings(["--data", "my-task", "--n_layer", "1", "--model", name])
-        assert (c.size, c.n_head, c.n_layer) == ("tiny", 2, 1)
-        assert getattr(c, "P", None) == (5 if name == "cope" else None)
+def test_the_readmes_lines_of_python(trained):
+    """Logits and loss of a text, and more of it, from a run's folder; its weights are plain."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"From Python:\n```python\n(.*?)```", readme, re.S)[1]
+    known = {}
+    exec(code.replace("out/cable-stdlib-nano", str(trained / "cable")), known)
+    assert known["logits"].shape == (1, 2, 257) and known["loss"].isfinite()
+    assert known["more"].shape == (1, 100)
+    weights = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)["model"]
+    known["run"].model.load_state_dict(weights)

@@ -1,12 +1,11 @@
 """figures/plot.py: figures of JSON."""
 import json
-import shutil
 
 import pytest
 
 from figures import plot
 from tests import helpers
-from tests.helpers import command, complaint, labels_of, log_of
+from tests.helpers import complaint, labels_of
 
 
 @pytest.fixture
@@ -26,12 +25,6 @@ def text_row(label, perplexity, seed=1, **changes):
     return dict(label=label, model=label, name=f"{label}-{seed}", seed=seed, iter=1, config={},
                 checkpoint="ckpt.pt", block_size=16, perplexity=perplexity,
                 by_position=[[0, 7, 2.0], [8, 15, 1.0]]) | changes
-
-
-def score_row(label, *values, seed=1, split="iid", metric="exact_match", at=(8, 16)):
-    scores = {str(T): {split: {metric: dict(value=v, low=v, high=v)}}
-              for T, v in zip(at, values)}
-    return dict(label=label, block_size=8, seed=seed, config={}, scores=scores)
 
 
 def write(path, rows, **about):
@@ -75,6 +68,13 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
     assert labels_of(drawn[1])[:2] == ["b", "a"]
 
 
+def test_a_name_is_text_whatever_it_begins_with(drawn, tmp_path):
+    row = text_row("_a$b$", {"16": 2.0, "32": 3.0})
+    plot.main(["lengths", write(tmp_path / "text.json", [row])])
+    assert " _a$b$" in labels_of(drawn[0])
+    assert not drawn[0].axes[0].title.get_parse_math()
+
+
 def test_mistakes_are_one_line(trained, home):
     write(home / "text.json", [text_row("rope", {"16": 2.0})])
     for words, said in (("lengths nowhere", "could not read nowhere"),
@@ -84,53 +84,3 @@ def test_mistakes_are_one_line(trained, home):
         assert said in complaint(home, "figures.plot", *words.split()), words
     said = complaint(home, "figures.plot", "errors", trained / "rope", "--metric", "exact_mach")
     assert "there is no exact_mach: did you mean exact_match?" in said
-
-
-# -----------------------------------------------------------------------------
-# lines
-
-
-def test_the_committed_curve_is_drawn_where_its_setting_is_the_same(trained, home, drawn):
-    command(trained, "eval.py", "cable", "--out", home / "eval")
-    drawn.clear()
-    result = json.loads((home / "eval.json").read_text())
-    rope = result["runs"][0] | dict(model="rope", label="rope", environment=dict(python="3.9.1"))
-    folder = home / "results" / "runs" / "cable_table1.cpu"
-    folder.mkdir(parents=True)
-
-    def labels(setting=(), **changes):
-        row = rope | dict(config=rope["config"] | dict(setting))
-        (folder / "rope-1337.json").write_text(json.dumps(result | changes | dict(runs=[row])))
-        command(home, "figures.plot", "lengths", home / "eval.json")
-        return labels_of(drawn.pop())
-    assert labels() == ["cable", "rope (this repository's,\nPython 3.9.1)", "training length"]
-    mine = ["cable", "training length"]
-    assert labels(tokens=9) == labels(lengths=[16]) == labels(dict(n_layer="other")) == mine
-
-
-# -----------------------------------------------------------------------------
-# each figure
-
-
-def test_scores_at_one_length_are_dots_and_at_several_lines(drawn, tmp_path):
-    """With a dot for each seed, not a band that would cover the panel; a split may be empty."""
-    rows = [score_row("a", 0.5, 0.25), score_row("a", 1.0, 0.75, seed=2)]
-    rows.append(score_row("b", 0.5, None))
-    rows[0]["scores"]["8"]["pass10"] = {}
-    plot.main(["scores", write(tmp_path / "x.json", rows)])
-    iid, empty = drawn[0].axes
-    assert iid.get_title() == "as in training (iid)" and not iid.collections
-    assert empty.get_title() == "shorter contexts (pass10)"
-    assert lines_of(iid)["a"] == [(8, 75), (16, 50)] and "a run" in labels_of(drawn[0])
-    assert iid.get_ylabel() == "exact match (%)"
-
-
-def test_curves_and_errors_have_a_line_for_every_run(trained, drawn, tmp_path):
-    shutil.copytree(trained / "tra", tmp_path / "tra")  # another run in a folder of the same name
-    command(trained, "figures.plot", "curves", "cable", "tra", tmp_path / "tra")
-    assert labels_of(drawn[0]) == ["cable", "tra", str(tmp_path / "tra")]
-    command(trained, "figures.plot", "errors", "tra", "rope", "--metric", "glitch_rate")
-    assert drawn[1].axes[0].get_ylabel() == "glitch rate (%)" and len(drawn[1].axes) == 3
-    rates = [(row["iter"], 100 * row["scores"]["iid"]["glitch_rate"])
-             for row in log_of(trained / "tra") if "scores" in row]
-    assert lines_of(drawn[1].axes[0])["tra"] == rates

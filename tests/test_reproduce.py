@@ -12,15 +12,7 @@ import pytest
 import torch
 
 from experiments import Row, pages, rows, runs, tables
-from tests.helpers import (
-    ONE_THREAD,
-    TINY_FLAGS,
-    cells,
-    command,
-    complaint,
-    entry,
-    is_png,
-)
+from tests.helpers import ONE_THREAD, TINY_FLAGS, cells, command, complaint, entry, is_png
 
 BLOCK = "# Mine\n\n<!-- table texts -->\n<!-- /table -->\n\nWords.\n"
 
@@ -80,20 +72,6 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
                 home, "reproduce.py", "texts", "--rows", "rope")
 
 
-def test_a_task_s_table_has_the_paper_s_numbers_beside_ours(home, here):
-    columns = [("iid", "iid", "exact_match"), ("dense", "dense", "glitch_rate")]
-    flips = functools.partial(entry, "--data flipflop", rows(1, "tra"), "--sequences 8")
-    here(flips=flips(columns=columns, steps=True, numbers=dict(tra=(100, 0.15))),
-         later=flips(runs="flips", columns=columns[:1]))
-    out, _ = command(home, "reproduce.py", "flips", "--device", "cpu")
-    head, _, row = [line for line in out.splitlines() if line.startswith("|")]
-    assert cells(head) == ["model", "seeds", "iid", "paper", "dense", "paper"]
-    assert cells(row)[:2] == ["tra", "1"] and cells(row)[3::2] == ["100", "0.15"]
-    assert is_png(home / "results" / "flips.cpu.steps.png")
-    out, _ = command(home, "reproduce.py", "later", "--device", "cpu")  # the same runs
-    assert "$ python train.py" not in out and "| model | seeds | iid |\n" in out
-
-
 def test_the_list_and_a_dry_run(home, here):
     here(texts=texts())
     out, _ = command(home, "reproduce.py")
@@ -120,25 +98,24 @@ def test_what_cannot_be_asked_for(words, says, home, here):
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(repo):
     """In processes of their own: what runs is saved, and nothing is lost."""
-    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 1500 --data flipflop")
+    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 900 --data flipflop")
     (repo / "experiments" / "papers" / "mine.py").write_text(
         "'''Mine'''\nfrom experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
         f"('iid', 'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', "
-        "rows=rows(1, 'rope', 'fox')))}\n")
-    words = [sys.executable, "reproduce.py", "mine", "--jobs", "2", "--device", "cpu"]
+        "rows=rows(1, 'rope')))}\n")
+    words = [sys.executable, "reproduce.py", "mine", "--device", "cpu"]
     begin = functools.partial(subprocess.Popen, words, cwd=repo, text=True, env=ONE_THREAD,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process = begin()
-    logs = [repo / "out" / "mine.cpu" / f"{name}-1337" / "log.jsonl" for name in ("rope", "fox")]
-    while not all(log.exists() and log.read_text().count("\n") > 3 for log in logs):
+    log = repo / "out" / "mine.cpu" / "rope-1337" / "log.jsonl"
+    while not (log.exists() and log.read_text().count("\n") > 3):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "the same command continues" in out
-    assert all((log.parent / "ckpt.pt").exists() for log in logs)
+    assert (log.parent / "ckpt.pt").exists()
     out, _ = begin().communicate(timeout=300)
-    assert out.count("$ python train.py --resume") == 2 and "failed" not in out
-    assert len(list((repo / "results" / "runs" / "mine.cpu").iterdir())) == 2
+    assert out.count("$ python train.py --resume") == 1 and "failed" not in out
 
 
 # -----------------------------------------------------------------------------
@@ -174,28 +151,17 @@ def test_tables_of_tasks_by_hand():
         rates = iter(values)
         return {T: {split: dict(exact=dict(value=next(rates), low=0.25, high=0.75))
                     for split in ("iid", "far")} for T in ("8", "1024")}
-    result = dict(splits=["iid", "far"], runs=[
+    columns = [("iid", "iid", "exact"), ("far", "far", "exact")]
+    result = dict(columns=columns, runs=[
         dict(model="a", scores=scored(0.5, 0.25, 0.375, 0.125)),
         dict(model="a", scores=scored(0.625, 0.5, 0.75, 0.25)),
         dict(model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
     (_, table), = tables.task_tables(result)
     found = cells_of(table)
-    assert found[0] == ["model", "runs", "iid 8", "iid 1,024", "far 8", "far 1,024"]
+    assert found[0] == ["model", "seeds", "iid", "iid 1,024", "far", "far 1,024"]
     assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
-
-
-def test_tables_of_searches_by_hand():
-    """Beside the first row's mean of seeds, query by query; nDCG is 1, 1 / 2 and 0 at 1, 3, 11."""
-    places = [{"8": [1, 3, 11, 11], "16": at} for at in ([11] * 4, [1] * 4, [1, 3, 11, 3])]
-    result = dict(answers=[0, 0, 1, 1], runs=[dict(label=label, places=at)
-                                              for label, at in zip("aab", places)])
-    (_, table), = tables.paired_table(result, ["8", "16"], ["8 (1x)", "16 (2x)"])
-    b = cells_of(table)[1]
-    assert b[1] == "0.0 [0.0, 0.0]" and re.match(r"0\.0 \[-25\.0, 25\.0\]", b[2])
-    result["runs"][2]["places"] = {"8": [1, 1, 1, 1]}  # ends there
-    assert not list(tables.paired_table(result, ["8", "16"], []))
 
 
 def test_a_flag_that_stands_twice_counts_once():
@@ -204,4 +170,4 @@ def test_a_flag_that_stands_twice_counts_once():
     one, two = (dict(label=label, train_command=f"python train.py --data x --model {model} {own}",
                      command="python eval.py out/a --out b")
                 for label, model, own in (("fox", "fox", "--qk_norm"), ("b", "tra", "--P 4")))
-    assert pages.differing([one, two]) == {"b": "`--model tra` `--P 4` no `--qk_norm`"}
+    assert pages.differing([one, two]) == {"fox": "", "b": "`--model tra` `--P 4`"}

@@ -1,8 +1,6 @@
 """experiments: the random search, and its entries in reproduce.py."""
 import functools
 import itertools
-import json
-import re
 
 import numpy as np
 import pytest
@@ -107,11 +105,12 @@ def test_measure_by_length():
     close(torch.from_numpy(scores["tvd"][:2]), wanted, 1e-6)
     assert (scores["precision"][0] > 10).all()
     assert (scores["precision"][1] == 0).all() and (scores["precision"][2] == -1).all()
-    task = search.make_task(dict(data="dyck", block_size=70))
-    lengths, scores = search.measure(task, answers, [0, 0, 0], 200, rng())
-    assert lengths[0] == [1, 2] and lengths[-1] == [69, 70] and scores["tvd"][0].max() < 1e-6
-    # at first the depth is 0, or 1, everywhere
-    assert np.isnan(scores["auc"][0, 0]) and (scores["auc"][0, 1:] == 1).all()
+
+
+SET = dict(data="set_complement", n=6, block_size=2, batch_size=4, longest=5, at=[3, 3])
+EXACT = SET | dict(n=8, longest=7, at=[4, 4], exact=True)
+DYCK = dict(data="dyck", k=2, m=2, block_size=4, batch_size=4, longest=16, at=[5, 16])
+MAXIMUM = dict(data="max_retrieval", batch_size=4, longest=32, at=[32, 32])
 
 
 def small(name, panels):
@@ -121,37 +120,9 @@ def small(name, panels):
     return entry | dict(cpu=dict(trials=2, steps=2, panels=panels), schemes=schemes)
 
 
-def test_a_random_search_from_one_command(home, here, monkeypatch):
-    """A panel a file, with all settings; what is there is not made again; the table."""
-    monkeypatch.setattr(search, "SEQUENCES", 16)
-    panels = postnorm.set_panels(4, (6, 2)) | postnorm.exact_panels(4, (8, 2))
-    here(postnorm_fig1=small("postnorm_fig1", panels))
-    words = "reproduce.py", "postnorm_fig1", "--device", "cpu"
-    out, _ = command(home, *words)
-    assert out.count("$ python -m experiments.search") == 2
-    folder = home / "results" / "runs" / "postnorm_fig1.cpu"
-    path = folder / "n-6-trained-on-2.json"
-    assert {p.name for p in folder.iterdir()} == {path.name, "n-8-trained-on-2-p-itself.json"}
-    panel = json.loads(path.read_text())
-    assert panel["name"] == "n = 6, trained on 2" and panel["lengths"][-1] == [5, 5]
-    drawn = [search.draw_trial(rng([1337, i]), 3e-2) for i in range(2)]
-    for scheme in panel["schemes"].values():
-        assert [t["hyperparameters"] for t in scheme["trials"]] == drawn
-        for t in scheme["trials"]:
-            raw = t["tvd"]["raw"]
-            assert t["finite"] and list(t["tvd"]) == ["raw", "bema"] and len(raw["by_length"]) == 5
-            assert raw["test"] == pytest.approx(raw["by_length"][2], abs=1e-5)
-    ys = [t["tvd"]["bema"]["test"] for t in panel["schemes"]["peri"]["trials"]]
-    table = out.partition("TVD, n = 6, trained on 2, at 3:")[2].partition("\n\nTVD, ")[0]
-    assert f"| {np.median(ys):.4f} |" in re.search(r"\| peri \| 2 \| 0 \|.*", table)[0]
-    assert "2 runs, 2 of them there" in command(home, *words)[0]
-
-
 @pytest.mark.parametrize("name, panels", [
-    ("postnorm_fig2", {"a": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))}),
-    ("postnorm_fig3", postnorm.dyck_panels(4, (2, 2, 4))),
-    ("postnorm_theorem", postnorm.exact_panels(4, (8, 2))),
-    ("postnorm_bema", postnorm.set_panels(4, (6, 2)))])
+    ("postnorm_fig2", {"a": MAXIMUM}), ("postnorm_fig3", {"a": DYCK}),
+    ("postnorm_theorem", {"a": EXACT}), ("postnorm_bema", {"a": SET})])
 def test_every_random_search_is_made_and_put_in_a_table(name, panels, home, here, monkeypatch):
     monkeypatch.setattr(search, "SEQUENCES", 16)
     monkeypatch.setattr(search, "theorem", functools.partial(search.theorem, 8, 10.0, 4))
@@ -173,18 +144,6 @@ def table_of(metric, **schemes):
     panels = [dict(name="a panel", at=[3, 3], schemes=schemes)]
     texts = trials.search_tables(dict(metric=metric, panels=panels))
     return "\n\n".join(part for pair in texts for part in pair).splitlines()
-
-
-def test_a_diverged_trial_is_counted_and_left_out():
-    """In the JSON as null, in the table as a dash or a number of the others."""
-    nothing = dict(test=None, validation=None)
-    bad = dict(finite=False, tvd=dict(raw=nothing, bema=nothing))
-    table = table_of("tvd", pre=[trial("tvd", 0.5, 0.1), trial("tvd", 0.2, 0.3), bad],
-                     post=[bad], peri=[trial("tvd", 0.25, 0.1)])
-    assert table[0] == "TVD, a panel, at 3:"
-    assert table[4].startswith("| pre | 3 | 1 | 0.3500 | 0.5000 |")
-    assert table[5] == "| post | 1 | 1 | - | - | - | - | 0 of 0, p = 1 | - |"
-    assert table[6].endswith("| 0.2500 | 0.2500 | 0.2500 | 0.2500 | 1 of 1, p = 1 | 0.50 |")
 
 
 def test_the_paired_sign_test():

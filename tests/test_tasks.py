@@ -195,30 +195,6 @@ def test_counting_as_in_the_paper():
     assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
 
 
-def test_counting_operations_have_their_weights():
-    """Lengths are uniform; what is invalid is drawn again, as another operation."""
-    pass_weight = 50
-    task = data.counting.Task(vars=2, max_ops=60, n_train=0)
-    operation, name, value = task.run(4000, pass_weight, rng())
-    lengths = (operation >= 0).sum(1)
-    assert (value <= 10).all() and (value >= 0).any(1).all()
-    assert abs(chi_square(np.bincount(lengths - 3), np.ones(58) / 58)) < 4
-    drawn = {}  # by the state: pass, -, a = 0, b = 0, a ++, b ++
-    for length, operations, variables in zip(lengths, operation, name):
-        state = [-1, -1]
-        for what, v in zip(operations[:length], variables):
-            if max(state) >= 0:
-                drawn.setdefault(tuple(state), np.zeros(6))[2 * what + v] += 1
-            if what:
-                state[v] = (0, state[v] + 1)[what - 1]
-    for state, counts in drawn.items():
-        each = 7 / sum(n >= 0 for n in state)
-        increments = [each * (0 <= n < 10) for n in state]
-        p = np.array([pass_weight, 0, 0.5, 0.5, *increments])
-        distance = chi_square(counts, p / p.sum())
-        assert abs(distance) < 5 or counts.sum() < 100
-
-
 def test_set_complement():
     task = data.set_complement.Task(n=9, block_size=3)
     for split, T in (("train", 3), ("iid", 3), ("half", 4), ("full", 8)):

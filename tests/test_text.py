@@ -3,11 +3,9 @@ import contextlib
 import gzip
 import hashlib
 import io
-import os
 import shutil
 import sys
 import sysconfig
-import types
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -57,6 +55,7 @@ def test_bytes_round_trip():
         assert ids[0] == encoding.eot_token == 256
         assert encoding.decode_bytes(ids[1:].tolist()) == text
     assert data.text.labels_of(encoding, [256, 10, 97]) == ["·", "\\n", "a"]
+    assert data.text.labels_of(encoding, [257, 97]) == ["<257>", "a"]  # as gpt2 has 47 for the GPU
 
 
 def test_other_tokenizers_need_utf8_and_say_which_file_is_not(prepared, words):
@@ -165,38 +164,6 @@ def test_a_text_says_how_it_is_encoded(prepared, encoding):
             Task(data=str(prepared / name))
 
 
-def test_names_that_are_long_or_odd_and_folders_that_are_closed(prepared, monkeypatch):
-    folder = prepared / ("n" * 251 + ".txt")
-    folder.mkdir()
-    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("words " * 99)
-    assert Task(data=str(folder), block_size=8).meta["corpus"] == folder.name
-    (folder / "closed").mkdir()
-    enter = os.scandir
-
-    def scandir(path):
-        if Path(path).name == "closed":
-            raise PermissionError(13, "Permission denied", str(path))
-        return enter(path)
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(PermissionError, match="closed"):
-        Task(data=str(folder))
-
-
-def test_our_own_files_are_no_text(prepared, monkeypatch):
-    """Neither prepared text and out/, nor a run with its log, whatever was named --out_dir."""
-    home = Path(numbered(prepared / "home", 3))
-    monkeypatch.setattr(corpora, "FOLDER", home / "data")
-    source = Task(data=str(home), block_size=1).source
-    for path in ("data/prepared/x/meta.json", "out/run/eval.json", ".git/config",
-                 "mine/log.jsonl", "mine/eval.json", "other/ckpt.pt"):
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text("text")
-    monkeypatch.chdir(home)
-    task = Task(data=".", block_size=1)
-    assert task.source == source and task.meta["corpus"] == "home" and task.data == str(home)
-    assert list(corpora.files_in(home / "out" / "run")) == ["eval.json"]  # where it is named
-
-
 def test_texts_that_cannot_be_used(prepared):
     (prepared / "empty.txt").touch()
     (prepared / "short.txt").write_text("too short")
@@ -233,46 +200,16 @@ def test_streams_are_addressed_by_content(prepared):
     assert second.source != first.source and len(list((prepared / "prepared").iterdir())) == 2
 
 
-def test_a_preparation_that_breaks_leaves_nothing(prepared, monkeypatch):
-    docs = numbered(prepared / "docs")
-
-    def full(work):
-        assert (work / "train.bin").exists()
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(data.text, "checksum", full)
-    with pytest.raises(ValueError, match="could not prepare.*No space left"):
-        Task(data=docs)
-    assert not list((prepared / "prepared").iterdir())
-
-
 # -----------------------------------------------------------------------------
 # libraries
 
-def write_library(root, names, text="# code\n" * 100_000):
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
 def test_the_standard_library_is_without_its_tests(prepared, monkeypatch):
     library = prepared / "library"
-    write_library(library, ("a.py", "b/c.py", "test/no.py", "b/tests/no.py", "no.txt",
-                            "site-packages/no.py", "_sysconfigdata_x.py"))
+    for name in ("a.py", "b/c.py", "test/no.py", "b/tests/no.py", "no.txt", "site-packages/no.py"):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text("# code\n" * 100_000)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
     assert sum(Task(block_size=8).meta["tokens"].values()) == 2 + 2 * 700_000
-
-
-def test_a_package_is_in_one_split_as_a_whole(tmp_path, monkeypatch):
-    library = tmp_path / "library"
-    for n in range(30):
-        write_library(library, [f"p{n}/{part}.py" for part in range(4)], f"# p{n}\n" * 2500)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
-    monkeypatch.setattr(corpora, "PACKAGES", ())
-    splits = {}
-    for split, _, text in corpora.documents("packages"):
-        splits.setdefault(text.split(maxsplit=2)[1], []).append(split)
-    assert len(splits) == 30 and all(len(s) == 4 and len(set(s)) == 1 for s in splits.values())
-    assert {s[0] for s in splits.values()} == set(corpora.SPLITS)
 
 
 # -----------------------------------------------------------------------------
@@ -301,24 +238,6 @@ def test_addresses_are_documents_in_one_split_each(monkeypatch):
         list(corpora.documents("sotu"))
 
 
-def test_the_first_tokens_of_gpt2_need_no_others(words, monkeypatch):
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: words)
-    monkeypatch.setitem(data.text.VOCABULARY, "gpt2_8k", 258)  # th, not yet the
-    encoding = data.text.get_encoding("gpt2_8k")
-    text = "the path, the end"
-    assert encoding.encode_ordinary(text)[0] == 256 and encoding.eot_token == 257
-    assert encoding.decode(encoding.encode_ordinary(text)) == text
-
-
-def test_fineweb_is_read_as_it_downloads(prepared, monkeypatch):
-    rows = [{"id": f"doc{n}", "text": f"text of document {n} "} for n in range(2000)]
-    monkeypatch.setattr(corpora, "hub", lambda *a, **k: iter(rows))
-    tokens = Task(data="fineweb_edu", block_size=8).meta["tokens"]
-    assert sum(tokens.values()) > 2000 * 18 and 0 < tokens["test"] < 0.03 * tokens["train"]
-    some = Task(data="fineweb_edu", block_size=8, max_tokens=9000).meta["tokens"]
-    assert some["train"] == 8100 and sum(some.values()) <= 9000
-
-
 def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("no route to host\nmore words")
@@ -328,10 +247,6 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     answer(monkeypatch, OSError("offline"))
     with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
         Task(data="sotu")
-    for library, says in ((None, "pip install datasets"),
-                          (types.SimpleNamespace(load_dataset=offline),
-                           r"\(ConnectionError: no.*Offline: --data stdlib")):
-        monkeypatch.setitem(sys.modules, "datasets", library)
-        with pytest.raises(ValueError, match=says) as e:
-            data.text.prepare("wikitext103", "bytes")
-        assert "\n" not in str(e.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        data.text.prepare("wikitext103", "bytes")

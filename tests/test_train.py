@@ -4,8 +4,6 @@ import json
 import math
 import os
 import re
-import shlex
-import shutil
 import signal
 import types
 
@@ -18,24 +16,12 @@ from common import names
 from common.batches import batches
 from common.checkpoint import load_run
 from common.settings import TrainConfig, new_settings
-from tests.helpers import (
-    ENCODERS,
-    HARD,
-    MODELS,
-    TINY_FLAGS,
-    TINY_RUN,
-    close,
-    command,
-    is_png,
-    losses,
-    make,
-    same_run,
-)
+from tests.helpers import ENCODERS, HARD, MODELS, TINY_FLAGS, close, command, is_png, losses, make
 
 
 def test_one_command_trains_evaluates_draws_and_writes(home):
     out, err = command(home, "train.py", "--model=cable", "--data", "notes", "--max_iters", 6,
-                       "--eval_interval", 3, *TINY_FLAGS, draw=True)
+                       "--eval_interval", 3, *TINY_FLAGS)
     run = home / "out" / "cable-notes-nano"
     written = {"ckpt.pt", "best.pt", "log.jsonl", "eval.json", "eval.png"}
     assert {p.name for p in run.iterdir()} == written and is_png(run / "eval.png")
@@ -102,14 +88,13 @@ def test_dropout_is_for_training_alone(home):
     flags = "--model cable --data notes --no-evaluate --dropout 0.5 --max_iters 1".split()
     command(home, "train.py", *flags, *TINY_FLAGS, "--out_dir", "run")
     run = load_run(home / "run")
-    model, config = run.model, run.config
-    assert not model.training
-    c = types.SimpleNamespace(**config)
-    c.device, c.eval_iters = "cpu", 2
-    model.train()
-    one, two = (train.validate(model, names.make_task(config), c, "cpu", contextlib.nullcontext())
-                for _ in range(2))
-    assert one == two and model.training
+    assert not run.model.training
+    c = types.SimpleNamespace(**run.config)
+    c.eval_iters = 2
+    run.model.train()
+    one, two = (train.validate(run.model, names.make_task(run.config), c, "cpu",
+                               contextlib.nullcontext()) for _ in range(2))
+    assert one == two and run.model.training
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -127,7 +112,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
         f.write(json.dumps(dict(iter=8, loss=99.0)) + "\n")  # checkpoint does not know
     out, _ = command(home, "train.py", "--resume", "broken", "--no-evaluate")
     assert "from iter 7" in out
-    same_run(home / "whole", home / "broken")
+    assert losses(home / "whole") == losses(home / "broken")
+    whole, broken = (torch.load(home / name / "ckpt.pt") for name in ("whole", "broken"))
+    for a, b in ((whole["model"], broken["model"]), (whole["bema"]["ema"], broken["bema"]["ema"])):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     command(home, "train.py", "--resume", "broken", "--no-evaluate", "--max_iters", 14)
     assert list(losses(home / "broken")[0]) == list(range(1, 15))
 
@@ -146,20 +134,6 @@ def test_batches_are_drawn_ahead_and_are_those_of_their_step(monkeypatch):
     monkeypatch.setattr(task, "tensors", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(batches(task, c, 0, torch.device("cpu")))
-
-
-def test_a_printed_command_can_be_pasted(home, monkeypatch):
-    """Blanks, ~ before the shell has seen it, a log that is gone."""
-    monkeypatch.setenv("HOME", str(home))
-    with monkeypatch.context() as patch:
-        interrupted(patch, "SIGTERM", at=2)
-        said, _ = command(home, "train.py", *TINY_RUN, "--max_iters", 3, "--out_dir",
-                          "~/my notes", code=130)
-    pasted = shlex.split(said[said.index("train.py --resume"):])
-    assert pasted == ["train.py", "--resume", f"{home}/my notes"]
-    (home / "my notes" / "log.jsonl").unlink()
-    command(home, *pasted, "--no-evaluate")
-    assert list(losses(home / "my notes")[0]) == [3]
 
 
 def test_bema_is_its_formulas(home):
@@ -213,19 +187,6 @@ def test_help_lists_the_models_own_flags(trained):
     assert "--max_iters" in resumed and "--n_layer" not in resumed
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
-def test_a_compiled_training_has_the_same_losses(home):
-    """Of a model whose attention goes through kernels/ on a CPU."""
-    for compiled in ("on", "off"):
-        said, _ = command(home, "train.py", "--model", "cable", "--data", "notes", "--max_iters",
-                          3, "--no-evaluate", *TINY_FLAGS, "--compile", compiled,
-                          "--out_dir", compiled)
-        assert ("torch.compile" in said) == (compiled == "on")
-    eager, fused = (losses(home / compiled)[0] for compiled in ("off", "on"))
-    assert len(eager) == 3 and fused == pytest.approx(eager, abs=1e-3)
-
-
 def test_a_run_begins_with_the_weights_of_another(home):
     flags = "--model", "cable", "--data", "notes", "--no-evaluate", *TINY_FLAGS
     command(home, "train.py", *flags, "--max_iters", 1, "--out_dir", "a")
@@ -233,3 +194,22 @@ def test_a_run_begins_with_the_weights_of_another(home):
             "--init_from", "a", "--out_dir", "b")
     a, b = (torch.load(home / name / "ckpt.pt", weights_only=True) for name in "ab")
     assert b["iter"] == 1 and all(torch.equal(x, b["model"][n]) for n, x in a["model"].items())
+
+
+def test_positions_are_dropped_and_taken_back(home):
+    """DroPE: the weights of rope go on without positions; and the other way round."""
+    flags = "--data", "notes", "--no-evaluate", *TINY_FLAGS, "--eval_interval", 1
+    command(home, "train.py", *flags, "--model", "rope", "--max_iters", 5, "--out_dir", "rope")
+    still, before = ("--max_iters", 1, "--learning_rate", 0, "--min_lr", 0), "rope"
+    for model in ("nope", "rope_window"):
+        said, _ = command(home, "train.py", *flags, *still, "--model", model, "--init_from", before,
+                          "--out_dir", model, *(["--window", 16] if "window" in model else []))
+        iters = dict(rope=5, nope=1)[before]
+        assert f"takes over the weights of {before}, a {before}, at iter {iters}" in said
+        before = model
+    runs = [torch.load(home / name / "ckpt.pt", weights_only=True)
+            for name in ("rope", "nope", "rope_window")]
+    for run in runs:
+        assert all(torch.equal(x, runs[0]["model"][name]) for name, x in run["model"].items())
+    with_rope, without, again = (losses(home / run["config"]["model"])[1] for run in runs)
+    assert again[1] == with_rope[5] != without[1]

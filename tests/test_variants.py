@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import model_tra
 from common import names
-from experiments.variants import cope as cope_variants
 from experiments.variants import learned_hard
 from experiments.variants import tra as tra_variants
 from rivals import rope
@@ -68,24 +67,6 @@ def test_every_use_of_copes_count_is_its_formula(name, changes, tables):
         for layer, (x, y) in enumerate(layers):
             close(y, counted_layer(x, model, layer), 1e-5)
     assert len(layers) == 2 and len(model.pos_emb) == tables
-
-
-def test_an_mlp_of_a_count_is_a_line_between_knots():
-    pos = cope_variants.Position(cope_variants.GPTConfig(n_embd=8, n_head=2), "mlp")
-    pos.double()
-    with torch.no_grad():
-        for weights in pos.parameters():
-            weights.normal_()
-        pos.mlp[0].bias.mul_(9)                                     # knots among the counts
-        pos.mlp[0].weight[:3], pos.mlp[0].bias[:3, None] = 0, torch.tensor([[-1.], [0.], [2.]])
-    q = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
-    p = (torch.rand(2, 2, 5, 7, dtype=torch.float64) * 20).requires_grad_()
-    weights = torch.randn(p.shape, dtype=torch.float64)
-    ours, wanted = pos(q, p), (pos.mlp(p[..., None]) * q[..., None, :]).sum(-1)
-    close(ours, wanted, 1e-9)
-    for mine, theirs in zip(*(torch.autograd.grad((y * weights).sum(), [q, p, *pos.parameters()])
-                              for y in (ours, wanted))):
-        close(mine, theirs, 1e-9)
 
 
 @pytest.mark.parametrize("distance", ["survivors", "plain", "none"])
