@@ -13,15 +13,17 @@ make the curve fall; --strided removes that. A task's sequences are drawn anew, 
 model. Writes a JSON and a figure.
 """
 import importlib
+import itertools
+import json
 import shlex
 import sys
 from pathlib import Path
 
+from common import names
 from common.checkpoint import check_text, load_run
 from common.device import environment, peak_memory, setup
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser, add_run_flags
-from common.names import find_task, make_task, text_setting
 from scoring import Options, describe
 
 UNITS = ("tokens", "sequences", "queries")  # what tasks count: each says which, and how many
@@ -46,8 +48,8 @@ def parse(argv):
         help="default: test on text and in a search, every test split of a task")
     add("--data", help="text or search: another corpus, file or folder than the run's own")
     add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
-                      "run's folder, in out/ for several runs; where these are there, flags that "
-                      "change what is scored are added to the name")
+                      "run's folder, in out/ for several runs; eval-2, eval-3, ... where another "
+                      "command has written these")
     add("--seed", type=int, default=1337,
         help="of a task's sequences, and of models that draw at test time (default: 1337)")
     add_run_flags(parser, bema="score the BEMA weights of runs trained with --bema")
@@ -56,8 +58,6 @@ def parse(argv):
     if any(n is not None and n < 1 for n in numbers) or min(args.tokens or 0, args.seed) < 0:
         fail("--lengths, --sequences and --queries must be at least 1, --tokens and --seed 0 or "
              "more")
-    if args.data == "":
-        fail("--data needs a value")
     return args
 
 
@@ -68,23 +68,23 @@ def task_of(runs, text):
     """
     first = runs[0]
     name = first.config["data"]
-    cls = find_task(name, gone=True)
-    flag = text_setting(first.config)
+    cls = names.trained_on(first.config)
+    flag = names.text_setting(first.config)
     for run in runs:
-        if find_task(run.config["data"], gone=True) is not cls:
+        if names.trained_on(run.config) is not cls:
             fail(f"{first.path} was trained on {name}, {run.path} on {run.config['data']}: score "
                  "them one by one")
-    if text:
-        if flag == "data" and find_task(text) is not cls:
+    if text is not None:
+        if flag == "data" and names.find_task(text) is not cls:
             fail(f"{first.path} was trained on {name}: it cannot be scored on {text}")
-        return make_task(first.config | {flag: text}, first.checkpoint["kept"])
+        return names.make_task(first.config | {flag: text}, first.checkpoint["kept"])
     for run in reversed(runs):
         where = run.config[flag]
         if where != first.config[flag]:
             fail(f"{run.path} was trained on {where}, {first.path} on {first.config[flag]}: say "
                  "which to score with --data")
         check_text(run.config, run.checkpoint["source"])
-        task = make_task(run.config, run.checkpoint["kept"])
+        task = names.make_task(run.config, run.checkpoint["kept"])
         if task.source != run.checkpoint["source"]:
             fail(f"the text behind {where} is not what {run.path} was trained on: its training "
                  "documents may be in this split. To score it all the same, name the text: "
@@ -101,24 +101,15 @@ def amount_of(args, task, scoring):
     return scoring.AMOUNT if asked is None else asked
 
 
-def where_to_write(args, runs):
-    """--out, or eval in the runs' folder; there no eval.json is overwritten by a different one."""
-    if args.out:
-        return Path(args.out)
+def where_to_write(out, runs, command):
+    """--out, or eval in the runs' folder; with a number where another command's are there."""
+    if out:
+        return out
     folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
-    name = "eval.bema" if args.bema else "eval"
-    for change in args.set:
-        name += f".{change.replace('=', '-')}"
-    if (folder / f"{name}.json").exists():
-        name += ".strided" if args.strided else ""
-        for length in args.lengths or ():
-            name += f".{length}"
-        usual = vars(parse([]))
-        for flag in ("split", "data", *UNITS, "seed"):
-            value = getattr(args, flag)
-            if value != usual[flag]:
-                name += f".{flag}-{Path(str(value)).name}"
-    return folder / name
+    for n in itertools.count(1):
+        path = folder / (f"eval-{n}.json" if n > 1 else "eval.json")
+        if not path.exists() or f'"command": {json.dumps(command)}' in path.read_text("utf-8"):
+            return path.with_suffix("")
 
 
 def score_runs(scores, runs):
@@ -143,17 +134,18 @@ def main(argv=None):
     options = Options(
         lengths=args.lengths, split=args.split, amount=amount_of(args, task, scoring),
         strided=args.strided, seed=args.seed, device=device, context=context, words=words)
-    out = where_to_write(args, runs)
+    asked = sys.argv[1:] if argv is None else map(str, argv)
+    command = shlex.join(["python", "eval.py", *asked])
+    out = Path(where_to_write(args.out, runs, command))
     out.parent.mkdir(parents=True, exist_ok=True)  # before hours of scoring, not after
 
     scores = score_runs(scoring.Scores(task, runs, options), runs)
     if not scores["runs"]:
         fail("no length could be scored")
-    asked = sys.argv[1:] if argv is None else map(str, argv)
     _, dtype, attention = words.split(", ", maxsplit=2)
     about = dict(
-        command=shlex.join(["python", "eval.py", *asked]), environment=environment(), dtype=dtype,
-        bema=args.bema, attention=attention, peak_memory_GB=peak_memory(device))
+        command=command, environment=environment(), dtype=dtype, bema=args.bema,
+        attention=attention, peak_memory_GB=peak_memory(device))
     write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
     script("figures.plot", scoring.FIGURE, f"{out}.json")

@@ -20,11 +20,9 @@ from common.checkpoint import checkpoints, load_checkpoint, load_run
 from common.device import setup
 from common.files import fail, in_one_line
 from common.flags import Parser, add_run_flags
-from common.names import find_task, new_cache
+from common.names import new_cache, trained_on
 from data.corpora import read as read_file
 from data.text import encode
-
-AHEAD = 2**14  # tokens that a cache has room for at once; it grows
 
 
 @torch.no_grad()
@@ -33,7 +31,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, vo
     idx (B, T) prompt -> yields max_new_tokens times the next token ids (B, 1). temperature 0 is
     greedy; top_k 0 and top_p 1 are no limit; vocab_size leaves out padding tokens.
     """
-    cache = new_cache(model, min(idx.size(1) + max_new_tokens, AHEAD))
+    cache = new_cache(model, idx.size(1) + max_new_tokens)
     for _ in range(max_new_tokens):
         logits = read(model, idx, cache)[:, -1, :vocab_size].float()
         if temperature == 0:
@@ -131,7 +129,7 @@ def newest_run():
     """The last checkpoint of the newest run on text under out/."""
     for path in checkpoints():
         config = load_checkpoint(path)["config"]
-        if find_task(config["data"], gone=True).encoding:
+        if trained_on(config).encoding:
             return path
     fail("no run on text in out/ yet; make one with: python train.py --model cable")
 
@@ -145,7 +143,7 @@ def main(argv=None):
         prompt = read_file(args.prompt_file)
     device, context, where = setup(args)
     run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
-    task = find_task(run.config["data"], gone=True)
+    task = trained_on(run.config)
     if not task.encoding:
         fail(f"{run.path} was trained on {run.config['data']} and writes no text")
     if prompt == b"":

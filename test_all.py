@@ -353,8 +353,9 @@ def by_hand(model, n, x):
         rest = [model.pe[n % len(model.pe)].bias]
     if module is rope:
         at = torch.arange(k.size(2))
-        rest = [at, rope.Turn("", q.size(-1), config.block_size, len(at))]
-    if module is rope or getattr(config, "pe", "") == "rope":
+        near = 0 if attn.nope else config.window
+        rest = [at, rope.Turn("", q.size(-1), config.block_size, len(at), near, attn.nope)]
+    if (module is rope and not attn.nope) or getattr(config, "pe", "") == "rope":
         q, k = turned(q, positions), turned(k, positions)
     if module is diff:
         q, k = (torch.cat([turned(h, positions) for h in z.chunk(2, -1)], -1) for z in (q, k))
@@ -369,7 +370,8 @@ def by_hand(model, n, x):
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("nope", {}), ("nope", dict(qk_norm=True)), ("rope", {}), ("alibi", {}), ("kerple", {}),
+    ("nope", {}), ("nope", dict(qk_norm=True)), ("rope", {}), ("rope_nope", {}),
+    ("alibi", {}), ("kerple", {}),
     ("relative", {}), ("cable", {}), ("cable", dict(qk_norm=True)), ("cable_nw", {}),
     ("k_cable", {}), ("k_cable_inside", {}), ("cable_nw_softplus", {}), ("fox", {}), ("tra", {}),
     ("tra", dict(qk_norm=False)), ("cope", {}), ("cope", dict(share=False)),

@@ -19,6 +19,7 @@ import textwrap
 import time
 from dataclasses import asdict, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from common import flags, names
 from common.batches import batches
 from common.bema import BEMA
-from common.checkpoint import find_checkpoint, load_checkpoint, load_weights, save_checkpoint
+from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from common.device import environment, setup
-from common.files import asked_to_stop, fail, in_one_line, say, script
+from common.files import asked_to_stop, fail, in_one_line, say, script, write_safely
 from common.log import in_words, open_log, report
 from common.settings import check, configs, new_settings, resumed_settings
 
@@ -54,22 +55,23 @@ def validate(model, task, c, device, context):
     model.eval()
     losses, scores = [], {}
     for n, split in enumerate(task.validation_splits):
-        rng = np.random.default_rng([c.seed, (1 << 40) + n])
+        rng = np.random.default_rng([c.seed, (1 << 40) + n])  # of no step of training
         totals = {}
-        try:
-            for _ in range(c.eval_iters):
-                x, y = task.tensors(split, c.batch_size, rng)
-                x, y = x.to(device), y.to(device)
+        for _ in range(c.eval_iters):
+            x, y = task.tensors(split, c.batch_size, rng)
+            x, y = x.to(device), y.to(device)
+            try:
                 with context:
                     logits, loss = task.forward(model, x, y)
+            except ValueError:  # positions that end before the sequences of a test split do
                 if n == 0:
-                    losses.append(loss.item())
-                for metric, (count, out_of) in task.score(logits, x, y).items():
-                    before = totals.get(metric, (0, 0))
-                    totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
-        except ValueError:  # an encoding that ends before the sequences of a test split do
+                    raise
+                break
             if n == 0:
-                raise
+                losses.append(loss.item())
+            for metric, (count, out_of) in task.score(logits, x, y).items():
+                before = totals.get(metric, (0, 0))
+                totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
         scores[split] = {metric: a / max(b, 1) for metric, (a, b) in totals.items()}
     model.train()
     row = dict(val_loss=sum(losses) / len(losses))
@@ -112,7 +114,7 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        for name in ("model", "tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
+        for name in ("tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
             theirs, ours = origin["config"].get(name), getattr(c, name, None)
             if None not in (theirs, ours) and theirs != ours:  # symbols have no tokenizer
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
@@ -124,12 +126,15 @@ def task_and_model(c, saved, device, rank, world):
     if saved and task.source != saved["source"]:
         fail("the text has changed since the run was trained on it; begin a new run, with "
              "--init_from to keep its weights")
-    vars(c).update(asdict(task))  # its paths are absolute now
+    vars(c).update(asdict(task))  # the task may have changed its fields: a path is absolute now
     c.vocab_size = task.vocab_size
     torch.manual_seed(c.seed)
     model = names.make_model(vars(c)).to(device)
     if origin:
         load_weights(model, origin["model"], c.init_from or "the checkpoint")
+    if c.init_from and not saved:
+        theirs = origin["config"]["model"]
+        say(f"takes over the weights of {c.init_from}, a {theirs}, at iter {origin['iter']}")
     if not saved:
         task.prepare(model)
     return task, model
@@ -150,10 +155,8 @@ def fail_not_finite(model, loss, it):
            if p.grad is not None and not p.grad.isfinite().all()]
     what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
     advice = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
-    fail(f"{what} is not finite at iter {it}; {advice}")
+    fail(f"{what} is not finite by iter {it}; {advice}")
 
-
-# -----------------------------------------------------------------------------
 
 def main(argv=None):
     c, out, saved = settings_of(sys.argv[1:] if argv is None else argv)
@@ -209,18 +212,18 @@ def main(argv=None):
                 loss += part.detach()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip or math.inf)
 
-            # what is due after this step
+            # is it time to log, to validate, to stop?
             it += 1
             stopping = bool(stop)
-            if world > 1:  # signals come at different steps: all stop, or none
+            if world > 1:  # signals come at different steps: all stop, or none, and all wait
                 shared = torch.stack([loss, loss.new_tensor(len(stop))])
                 dist.all_reduce(shared)
                 loss, stopping = shared[0] / world, bool(shared[1])
             validating = it % c.eval_interval == 0 or it == c.max_iters
             logging = it % c.log_interval == 0 or validating or stopping
 
-            # step; to look at a number would let a GPU wait, so it is done when one is logged
-            finite += loss + norm
+            # step; a GPU waits where a number is looked at, so that is done when one is logged
+            finite += loss + norm  # no longer finite, once one of them was not
             if (logging or device.type == "cpu") and not finite.isfinite():
                 fail_not_finite(raw_model, loss, it)
             optimizer.step()
@@ -259,12 +262,12 @@ def main(argv=None):
                 if average:
                     state["bema"] = average.state_dict()
                 for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
-                    save_checkpoint(out / name, state)
+                    write_safely(out / name, partial(torch.save, state))
                 clock = time.monotonic()  # the time until here was not training
             if stopping:
                 break
 
-    # the end: nobody leaves early; what wrapped the model ends before its group
+    # the end: all processes leave together, and DDP before its process group
     model = raw_model
     if world > 1:
         dist.barrier()
@@ -278,9 +281,8 @@ def main(argv=None):
 
     # evaluation
     if c.evaluate and not rank:
-        words = []
-        for flag in ("device", "dtype", "kernel"):
-            words += [f"--{flag}", getattr(c, flag)] if getattr(c, flag) != "auto" else []
+        told = [flag for flag in ("device", "dtype", "kernel") if getattr(c, flag) != "auto"]
+        words = [f"--{flag}={getattr(c, flag)}" for flag in told]
         script("eval.py", out, *words)
         if task.encoding:
             script("sample.py", out, "--max_new_tokens", 2 * c.block_size, *words)

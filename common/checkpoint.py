@@ -7,7 +7,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import fail, write_safely
+from common.files import fail
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 
@@ -29,15 +29,12 @@ def checkpoints():
 def find_checkpoint(path=None):
     """A folder's last checkpoint, a file itself, or the newest under out/ if nothing is named."""
     if path is None:
-        paths = checkpoints()
-        if not paths:
-            fail("no checkpoint in out/ yet; make one with: python train.py --model cable")
-        return paths[0]
+        path = next(iter(checkpoints()), "out")
     path = Path(path).expanduser()
     if path.is_dir():
         path = path / "ckpt.pt"
     if not path.exists():
-        fail(f"no checkpoint at {path}")
+        fail(f"no checkpoint at {path}; make one with: python train.py --model cable")
     return path
 
 
@@ -45,27 +42,24 @@ def load_checkpoint(path):
     """The dict that train.py saved, on the CPU; of any other file one line."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        whole = KEYS <= checkpoint.keys()
+        if KEYS <= checkpoint.keys():
+            return checkpoint
     except PermissionError:
         raise
     except Exception:  # torch has many for a foreign file
-        whole = False
-    if not whole:
-        fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
-    return checkpoint
-
-
-def save_checkpoint(path, checkpoint):
-    write_safely(path, lambda tmp: torch.save(checkpoint, tmp))
+        pass
+    fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
 
 
 def load_weights(model, weights, path):
-    """model.load_state_dict in one line where it fails: another model's, or the file changed."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as e:
-        what = " ".join(str(e).split())
-        fail(f"the weights in {path} do not fit {names.file_of(model)}: {what:.200}")
+    """model.load_state_dict; weights that do not fit end in a line with the first that differs."""
+    ours = model.state_dict()
+    for name in [*ours, *weights]:
+        theirs, mine = (tuple(w[name].shape) if name in w else "none" for w in (weights, ours))
+        if theirs != mine:
+            fail(f"the weights in {path} do not fit {names.file_of(model)}: the shape of {name} is "
+                 f"{theirs} there, {mine} here")
+    model.load_state_dict(weights)
 
 
 def at_test(config, changes):
@@ -95,7 +89,6 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     checkpoint = load_checkpoint(path)
     changed = at_test(checkpoint["config"], changes)
     config = checkpoint["config"] | changed
-    names.check_task(config)
     model = names.make_model(config)
     load_weights(model, checkpoint["model"], path)
     if bema:
@@ -115,8 +108,7 @@ def check_text(config, source):
     Fails unless a run's text is a known corpus or was prepared on this machine with the same
     tokens: a checkpoint must not make us read any path that it names.
     """
-    names.check_task(config)
-    if not names.find_task(config["data"], gone=True).was_prepared(config, source):
+    if not names.trained_on(config).was_prepared(config, source):
         where = config[names.text_setting(config)]
         fail(f"the text behind {where} is not what the run was trained on, or was never prepared "
              "here: name it with --data, or resuming an encoder's run with --corpus")

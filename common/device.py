@@ -52,21 +52,20 @@ def setup(args):
 
 def choose_device(name):
     """The torch.device of a --device flag; one that is not there ends in one line."""
-    has = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    there = dict(cuda=torch.cuda.device_count(), mps=int(torch.backends.mps.is_available()), cpu=1)
     if name == "auto":
-        name = next(kind for kind, there in has.items() if there)
+        name = next(kind for kind, number in there.items() if number)
     try:
         device = torch.device(name)
     except RuntimeError:
         fail(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps")
-    if not has.get(device.type):
-        fail(f"--device {name}: torch {torch.__version__} finds no {device.type} here; "
-             "use --device cpu")
+    if name == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    number = there.get(device.type, 0)
+    if (device.index or 0) >= number:
+        fail(f"--device {device}: torch {torch.__version__} finds {number} of these, counted from "
+             "0; use --device cpu")
     if device.type == "cuda":
-        if device.index is None:
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        if device.index >= torch.cuda.device_count():
-            fail(f"--device {device}: there are {torch.cuda.device_count()} GPUs, counted from 0")
         torch.cuda.set_device(device)
     return device
 

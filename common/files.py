@@ -124,10 +124,6 @@ def strict(value):
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
-def json_line(row):
-    return json.dumps(strict(row)) + "\n"
-
-
 def write_json(path, value):
     """Indented, strict JSON. Raises OSError."""
     write_text(path, json.dumps(strict(value), indent=1) + "\n")

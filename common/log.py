@@ -1,7 +1,8 @@
 """What a training says while it runs: to the terminal, and in log.jsonl."""
+import json
 from contextlib import suppress
 
-from common.files import fail, json_line, log_lines, say
+from common.files import fail, log_lines, say, strict
 
 try:
     import fcntl
@@ -31,7 +32,7 @@ def report(words, log, row):
     """A line for the terminal, a row for the log; where there is no room, training goes on."""
     say(words)
     with suppress(OSError):
-        log.write(json_line(row))
+        log.write(json.dumps(strict(row)) + "\n")
 
 
 def in_words(row):

@@ -155,11 +155,9 @@ def find_task(name, gone=False):
     return data.text.Task
 
 
-def check_task(config):
-    """Fails where the file of the task that a run was trained on is gone: text has a tokenizer."""
-    name = config["data"]
-    if name not in task_names() and "tokenizer" not in config:
-        fail(f"the run was trained on the task {name!r}, and there is no data/{name}.py any more")
+def trained_on(config):
+    """The class of the task that a run was trained on. A text, with a tokenizer, may be gone."""
+    return find_task(config["data"], gone="tokenizer" in config)
 
 
 def text_setting(config):

@@ -12,7 +12,7 @@ from common.files import fail
 @dataclass
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model_*.py
-    init_from: str = ""           # begin with the weights of this run, of the same model
+    init_from: str = ""           # begin with the weights of this run; its model may be another
     size: str = "nano"            # preset; text: nano tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per step; their means count alike

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-PIECE = 1024     # tokens of a long sequence that go through a model at once, up to 16,384 of them
-CELLS = 2**23    # beyond, the entries of a head's matrix of queries and keys: CoPE holds eight
-LOGITS = 2**26   # numbers that a model may answer at once
+# how much of a long sequence goes through a model at once:
+PIECE = 1024     # tokens, where it sees up to 16,384
+CELLS = 2**23    # where it sees more, queries times keys: a head of CoPE makes eight such matrices
+LOGITS = 2**26   # logits, tokens times vocabulary
 
 
 @dataclass
@@ -41,8 +42,8 @@ class Task:
     # contrast(logits, x) -> a logit (B, T), and whether it should be high: gives the ROC AUC
     # answer(x, y) -> (B,) int64, a sequence's one right answer: gives the first metric by answer,
     #     and what always giving the commonest one would get
-    # holder(x) -> (B, T) int64, which token says what is asked for at each, -1 where nothing is:
-    #     maps.py opens a page at the head that looks there
+    # holder(x) -> (B, T) int64, the position of the token that has the answer at each, -1 where
+    #     nothing is asked: figures/page.py opens a page at the head that looks there
     # encoding(config) -> the tiktoken Encoding in which a model writes text; called on the class
     target = contrast = answer = holder = encoding = None
 
@@ -52,16 +53,16 @@ class Task:
         return self.splits[1:]
 
     def __init_subclass__(cls):
-        """A subclass is a dataclass, decorated or not, and in it `block_size = 32` has a type."""
-        for field in dataclasses.fields(Task):
+        """A subclass is a dataclass, decorated or not; `block_size = 32` in it needs no type."""
+        for field in dataclasses.fields(cls):
             if field.name in vars(cls):
                 cls.__annotations__.setdefault(field.name, field.type)
         dataclass(cls)
 
     def batch(self, split, batch_size, rng):
         """
-        -> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored. Where
-        nothing is, the loss is NaN.
+        -> x, y (B, T) int64; y is what to predict at a position, -1 where it is not scored. The
+        loss of a batch in which nothing is scored is NaN.
         """
         raise NotImplementedError
 
@@ -96,8 +97,8 @@ class Task:
 
     def score(self, logits, x, y):
         """
-        logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,): of how many trials in
-        each sequence it is true. {} where a loss says all.
+        logits (B, T, vocab_size) -> {metric: (count, out_of)}, both (B,), of each sequence: the
+        metric is the sum of the counts over the sum of out_of. {} where the loss says all.
         """
         if self.target:
             distance = tvd(logits, self.target(x))

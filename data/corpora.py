@@ -231,15 +231,16 @@ def sotu():
 
 def hub(repository, config, **kwargs):
     """A data set from the Hugging Face hub. Raises ValueError where it cannot be had."""
+    what = kwargs.get("data_files", repository)
     try:
         from datasets import load_dataset
         return load_dataset(repository, config, **kwargs)
     except ImportError as e:
-        raise ValueError(f"{repository} is read by a package: pip install datasets") from e
+        raise ValueError(f"{what} is read by a package: pip install datasets") from e
     except Exception as e:  # the library's own errors for "offline" are many
         reason = (str(e).splitlines() or [""])[0]
         raise ValueError(
-            f"could not load {repository} ({type(e).__name__}: {reason}). Offline: --data stdlib, "
+            f"could not load {what} ({type(e).__name__}: {reason}). Offline: --data stdlib, "
             "or your own file or folder (of an encoder's task --corpus)") from e
 
 

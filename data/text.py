@@ -143,8 +143,11 @@ def sizes_of(encoding):
 
 def labels_of(encoding, ids):
     """Tokens as labels for figures: \\n is a line end, a dot the end of a text."""
-    labels = {int(token): repr(encoding.decode([int(token)]))[1:-1] for token in ids}
-    labels[encoding.eot_token] = "·"
+    labels = {encoding.eot_token: "·"}
+    for token in map(int, ids):
+        if token not in labels:
+            there = token < encoding.n_vocab  # the others fill up the table for a GPU
+            labels[token] = repr(encoding.decode([token]))[1:-1] if there else f"<{token}>"
     return [labels[int(token)] for token in ids]
 
 

@@ -57,7 +57,8 @@ def tokenized(splits, encoding):
     for split, (documents, asked, negatives) in splits.items():
         queries = [query for query, *_ in asked]
         for name, texts in dict(documents=documents, queries=queries).items():
-            ids = encoded(texts, encoding)
+            ids = [np.zeros(0, np.uint16)]  # the first text begins at 0
+            ids += [np.array(encoding.encode_ordinary(words), np.uint16) for words in texts]
             arrays[f"{split}.{name}"] = np.concatenate(ids)
             arrays[f"{split}.{name}.starts"] = np.cumsum([len(part) for part in ids])
         stream, starts = arrays[f"{split}.documents"], arrays[f"{split}.documents.starts"]
@@ -70,16 +71,6 @@ def tokenized(splits, encoding):
         if negatives:
             arrays["negative"] = np.array(negatives)
     return arrays
-
-
-def encoded(texts, encoding, at_once=1000):
-    """-> an empty array, then the tokens of each text."""
-    parts = [np.zeros(0, np.uint16)]
-    for n in range(0, len(texts), at_once):
-        some = texts[n:n + at_once]
-        for ids in encoding.encode_ordinary_batch(some, num_threads=os.cpu_count()):
-            parts.append(np.array(ids, np.uint16))
-    return parts
 
 
 # -----------------------------------------------------------------------------
@@ -164,28 +155,26 @@ SAMPLES, HELD_OUT = 1_250_000, 1000
 
 def msmarco():
     """{split: passages and queries} of the Hugging Face hub. Raises ValueError where it fails."""
-    passages = {split: {} for split in corpora.SPLITS}  # {passage: its number}
+    numbers = {split: {} for split in corpora.SPLITS}  # {passage: its number}
     asked, negatives = {split: [] for split in corpora.SPLITS}, []
 
     def number(split, passage):
-        return passages[split].setdefault(passage, len(passages[split]))
+        return numbers[split].setdefault(passage, len(numbers[split]))
 
     def add(split, query, passage):  # nobody says where its answer is
         asked[split].append((query, number(split, passage), (0, 0)))
 
-    def long(name):
-        return corpora.hub("json", None, data_files=f"{MLDR}/{name}.jsonl.gz", split="train")
-    for row in long("corpus"):
+    for row in corpora.hub("json", None, data_files=f"{MLDR}/corpus.jsonl.gz", split="train"):
         number("test", row["text"])
-    for row in long("test"):
+    for row in corpora.hub("json", None, data_files=f"{MLDR}/test.jsonl.gz", split="train"):
         add("test", row["query"], row["positive_passages"][0]["text"])
     rows, held_out = corpora.hub(MSMARCO, "triplet-hard", split="train"), set()
-    for row in islice(rows, HELD_OUT + SAMPLES):
-        if len(asked["val"]) < HELD_OUT:
+    for n, row in enumerate(islice(rows, HELD_OUT + SAMPLES)):
+        if n < HELD_OUT:
             held_out.add(row["query"])
             add("val", row["query"], row["positive"])
         elif row["query"] not in held_out:
             add("train", row["query"], row["positive"])
             negatives.append(number("train", row["negative"]))
-    return {split: (list(passages[split]), asked[split], negatives if split == "train" else None)
+    return {split: (list(numbers[split]), asked[split], negatives if split == "train" else None)
             for split in corpora.SPLITS}

@@ -30,6 +30,7 @@ and where it needs them
     runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers of the paper it has
     beside      an entry of text, for a second figure: what survives, and what reads
+    papers      {heading: (entry, n, more)}: whose n-th numbers stand beside lm's in a second table
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
@@ -38,7 +39,6 @@ matrix has tasks, {task: train and eval}; a random search panels (search.py). It
 import functools
 import importlib
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,14 +84,9 @@ def added():
 
 @functools.cache
 def files():
-    """Every module of papers/. One that does not import is named on stderr."""
-    modules = []
-    for path in sorted(PAPERS.glob("[!_]*.py")):
-        try:
-            modules.append(importlib.import_module(f"experiments.papers.{path.stem}"))
-        except (Exception, SystemExit) as e:  # a file of yours may fail in any way
-            print(f"warning: papers/{path.name} is left out: {e!r}", file=sys.stderr)
-    return modules
+    """Every module of papers/."""
+    return [importlib.import_module(f"experiments.papers.{path.stem}")
+            for path in sorted(PAPERS.glob("[!_]*.py"))]
 
 
 def of_file(module):

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from common.files import write_figure
 from figures import plot
@@ -38,13 +38,6 @@ def draw(result, out):
     else:
         return False
     return True
-
-
-def plain_logarithms(axis, steps):
-    """Ticks at these multiples of powers of ten, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())
 
 
 # -----------------------------------------------------------------------------
@@ -85,8 +78,8 @@ def grid(result, out):
             if values:
                 means[y, x] = np.mean(values)
                 texts[y, x] = f"{means[y, x]:.1f}".removesuffix(".0")
-            if values and max(values) - min(values) > 10:  # a mean that no seed may have
-                texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
+                if max(values) - min(values) > 10:  # a mean that no seed may have
+                    texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
         shares = 1 - means / 100 if "error" in metric else means / 100
         coloured(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
         ax.set(title=plot.spelled(split), xlabel="string length (tokens)")
@@ -194,7 +187,7 @@ def survive(result, out):
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
-    plain_logarithms(ax.xaxis, (1, 2, 5))
+    plot.plain_logarithms(ax.xaxis, (1, 2, 5))
     write_figure(fig, out)
 
 
@@ -216,7 +209,7 @@ def trials(result, out):
     if metric == "tvd":
         for ax in axes.flat:
             ax.set_yscale("log")
-            plain_logarithms(ax.yaxis, (1, 3))
+            plot.plain_logarithms(ax.yaxis, (1, 3))
     for row in axes:
         row[0].set_ylabel(plot.spelled(metric))
         plot.legend(row)
@@ -229,26 +222,23 @@ def swarms(ax, panel, metric, colors):
     every = [trial[metric] for scheme in panel["schemes"].values() for trial in scheme["trials"]]
     columns = [weights for weights in MARKERS if all(weights in scores for scores in every)]
     room = 0.8 / len(columns)
-    for (n, scheme), (place, weights) in itertools.product(enumerate(panel["schemes"]),
-                                                           enumerate(columns)):
-        x = n + room * (place - (len(columns) - 1) / 2)
-        ys = [trial[metric][weights]["test"] for trial in panel["schemes"][scheme]["trials"]]
-        ys = np.array([y for y in ys if y is not None])
-        jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
-        face = colors[scheme] if weights == "raw" else "none"
-        ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
-                   edgecolors=colors[scheme], facecolors=face)
-        if len(ys):
-            ends = [x - 0.42 * room, x + 0.42 * room]
-            ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
+    for n, (scheme, search) in enumerate(panel["schemes"].items()):
+        for place, weights in enumerate(columns):
+            x = n + room * (place - (len(columns) - 1) / 2)
+            ys = [trial[metric][weights]["test"] for trial in search["trials"]]
+            ys = np.array([y for y in ys if y is not None])
+            jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
+            raw = weights == "raw"
+            ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
+                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none",
+                       label="a trial" if raw else f"with its average ({weights.upper()})")
+            if len(ys):
+                ends = [x - 0.42 * room, x + 0.42 * room]
+                ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
     ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], rotation=30, ha="right")
     first, last = panel["at"]
     where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
     ax.set_title(f"{panel['name']}\nat {where}", fontsize="medium")
-    ax.scatter([], [], color="gray", s=12, label="a trial")
-    for weights in columns[1:]:
-        ax.scatter([], [], facecolors="none", edgecolors="gray", s=12, marker=MARKERS[weights],
-                   label=f"with its average ({weights.upper()})")
 
 
 def by_length(ax, panel, metric, colors):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import NamedTuple
 
 from common import names
 from common.checkpoint import load_checkpoint
-from common.files import ROOT, read_json, read_log, write_json
+from common.files import ROOT, read_json, write_json
 from common.settings import new_settings
 from data.text import VOCABULARY
 from encoders.mlm import UNK
 from experiments import find
 from experiments.cells import values_of
 from experiments.runs import once, slug, table
+from figures.plot import logged
 
 TRAINING = defaultdict(threading.Lock)  # by folder
 
@@ -34,21 +36,19 @@ TRAINING = defaultdict(threading.Lock)  # by folder
 # one run
 
 class Job(NamedTuple):
-    """One run of a table: its training and its evaluation."""
+    """One run of a table: its trainings and its evaluation, or a panel of a random search."""
     path: Path       # its file
-    label: str       # the row
-    task: str        # of a matrix; else empty
-    columns: dict    # of a matrix
-    trainings: list  # of (folder, words of train.py): what it begins with, and its own
-    score: list      # words of eval.py
+    label: str       # the row, or the panel
+    done: bool       # whether the file is there
+    score: list      # words of eval.py, or of search.py
+    model: Callable  # -> the model as it is before its training
+    trainings: list = ()  # of (folder, words of train.py): what it begins with, and its own
+    task: str = ""        # of a matrix
+    columns: dict = None  # of a matrix
 
     @property
     def name(self):
         return f"{self.task} {self.path.stem}".strip()
-
-    @property
-    def done(self):
-        return self.path.exists()
 
     def commands(self, device):
         """All that it takes, were nothing there yet."""
@@ -56,18 +56,6 @@ class Job(NamedTuple):
         words = [[*start, "--out_dir", str(out), "--no-evaluate", *where]
                  for out, start in self.trainings]
         return [*words, [*self.score, *where]]
-
-    def model(self):
-        """As it is before its training, but for the size of a vocabulary that is not here."""
-        config = vars(new_settings(self.trainings[-1][1][2:]))
-        if "max_vocab" in config:
-            config["vocab_size"] = UNK + 1 + config["max_vocab"]
-        elif "tokenizer" in config:
-            config["vocab_size"] = VOCABULARY[config["tokenizer"]]
-        else:
-            del config["vocab_size"]
-            config["vocab_size"] = names.make_task(config).vocab_size
-        return names.make_model(config)
 
     def make(self, device, run):
         """Trains what is not trained, evaluates, and writes the run's file."""
@@ -81,9 +69,22 @@ class Job(NamedTuple):
                     run("python", "train.py", "--resume", str(out), "--no-evaluate",
                         *device_flag(device))
         run(*score)
-        result = read_json(ROOT / f"{self.score[-1]}.json")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, record(result, self))
+        if self.trainings:  # a search writes its file itself
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, record(self))
+
+
+def model_of(words):
+    """The model of train.py's words, but for the size of a vocabulary that is not here."""
+    config = vars(new_settings(words[2:]))
+    if "max_vocab" in config:
+        config["vocab_size"] = UNK + 1 + config["max_vocab"]
+    elif "tokenizer" in config:
+        config["vocab_size"] = VOCABULARY[config["tokenizer"]]
+    else:
+        del config["vocab_size"]
+        config["vocab_size"] = names.make_task(config).vocab_size
+    return names.make_model(config)
 
 
 def device_flag(device):
@@ -117,20 +118,20 @@ def planned(name, entry, scale, args, folder):
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
                 path = folder / task / f"{slug(label)}-{seed}.json"
-                jobs.append(Job(path, label, task, entry.get("columns"), trainings, once(score)))
+                jobs.append(Job(path, label, path.exists(), once(score),
+                                partial(model_of, trainings[-1][1]), trainings, task,
+                                entry.get("columns")))
     return jobs
 
 
-def record(result, job):
-    """eval.py's JSON of one run -> what the run's file holds: also its training."""
-    out, start = job.trainings[-1]
-    checkpoint, log = load_checkpoint(ROOT / out / "ckpt.pt"), read_log(ROOT / out)
+def record(job):
+    """What a run's file holds: eval.py's JSON, and its training."""
+    result, (out, start) = read_json(ROOT / f"{job.score[-1]}.json"), job.trainings[-1]
+    checkpoint, curves = load_checkpoint(ROOT / out / "ckpt.pt"), logged(ROOT / out, job.label)
     row, = result["runs"]
-    row |= dict(label=job.label, train_command=shlex.join(start),
+    row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
-    for name, key in (("loss", "loss"), ("val_loss", "val_loss"), ("history", "scores")):
-        curve = [[r["iter"], r[key]] for r in log if key in r]
-        row |= {name: curve} if curve else {}
+    row |= {name: curve for name, curve in curves.items() if curve}  # and the label
     if job.task:
         values = values_of(job.columns, job.task, row)
         row |= dict(task=job.task, values=values)
@@ -196,9 +197,9 @@ def measured(name, scale, task=""):
     result, seconds = table(name, scale), []
     for one in result.get("runs", []):
         if task in ("", one.get("task")):
-            evaluation = one["eval_seconds"]
-            by_length = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
-            seconds.append(one["train_seconds"] + sum(by_length))
+            spent = one["eval_seconds"]
+            spent = sum(spent.values()) if isinstance(spent, dict) else spent  # by length
+            seconds.append(one["train_seconds"] + spent)
     for panel in result.get("panels", []):
         seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
     return statistics.mean(seconds) if seconds else 0

@@ -20,7 +20,6 @@ import sys
 from common.files import ROOT, fail, in_one_line, read_json, write_text
 from common.names import nearest
 from experiments import entries, find, methods, speed, tables, trials
-from experiments.papers import lm
 from experiments.runs import once, table
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
@@ -87,9 +86,9 @@ def show(result):
 
 
 def of_papers():
-    """{heading: {row of lm: a paper's number}}"""
+    """{heading: {row of lm: the n-th of an entry's numbers, or what has none of its own}}"""
     columns = {}
-    for heading, (name, n, words) in lm.PAPERS.items():
+    for heading, (name, n, words) in entries()["lm"]["papers"].items():
         numbers = entries()[name]["numbers"]
         columns[heading] = {row: ys[n] for row, ys in numbers.items() if n < len(ys)} | words
     return columns
@@ -120,13 +119,12 @@ def footer(result, said=()):
     said = [*said, *amounts(result, runs)]
     said.append(machines([run["environment"] for run in runs if "environment" in run]
                          or [result["environment"]]))
-    rows = differing(runs) if "train_command" in first else {}
-    if rows:
-        said.append("and beside the command above: " + "; ".join(
-            f"{label}: {words}" for label, words in rows.items()))
-    summary = "How it was run, and on what"
+    if "train_command" in first:
+        rows = [f"{label}: {words}" for label, words in differing(runs).items() if words]
+        said += ["and beside the command above: " + "; ".join(rows)] if rows else []
     return (f"<sub>`{shlex.join(once(shlex.split(command)))}`</sub>\n\n"
-            f"<details><summary>{summary}</summary>\n\n{'; '.join(said)}\n\n</details>")
+            "<details><summary>How it was run, and on what</summary>\n\n"
+            f"{'; '.join(said)}\n\n</details>")
 
 
 def amounts(result, runs):
@@ -154,27 +152,21 @@ def machines(environments):
 
 
 def differing(runs):
-    """{row: in which flags its commands are not the first run's, in words}"""
+    """{row: the flags of its commands that the first run, of a matrix each task's, has not}"""
     first, own = {}, {}
     for run in runs:
-        flags = flags_of(run["train_command"]) | flags_of(run["command"])
-        before = first.setdefault(run.get("task"), flags)  # of a matrix, each task's
-        if flags["model"] == f"--model {run['label']}":
-            flags.pop("model")
-        mine = [f"`{flag}`" for name, flag in flags.items() if before.get(name) != flag]
-        lacks = [f"no `--{name}`" for name in before if name not in flags and name != "model"]
-        own[run["label"]] = own.get(run["label"], {}) | dict.fromkeys(mine + lacks)
-    return {label: " ".join(words) for label, words in own.items() if words}
+        flags = flags_of(run["train_command"]) + flags_of(run["command"])
+        before = [*first.setdefault(run.get("task"), flags), f"--model {run['label']}"]
+        mine = own.setdefault(run["label"], {})
+        mine |= {f"`{flag}`": None for flag in flags if flag not in before}
+    return {label: " ".join(flags) for label, flags in own.items()}
 
 
 def flags_of(command):
-    """{name: "--name value"}, but for seeds and folders."""
-    flags = {}
-    for flag in re.split(r" (?=--)", shlex.join(once(shlex.split(command))))[1:]:
-        name = flag.split()[0].removeprefix("--").removeprefix("no-")
-        if name not in ("seed", "out", "out_dir", "init_from"):
-            flags[name] = flag
-    return flags
+    """["--name value", ...], but for seeds and folders."""
+    flags = re.split(r" (?=--)", shlex.join(once(shlex.split(command))))[1:]
+    aside = "--seed", "--out", "--out_dir", "--init_from"
+    return [flag for flag in flags if flag.split()[0] not in aside]
 
 
 if __name__ == "__main__":

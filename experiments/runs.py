@@ -51,9 +51,7 @@ def table(name, scale):
         return about | panels(entry, part, folder_of(name, scale))
     rows, tasks, runs = list(part["rows"]), list(part.get("tasks", ())), []
     for path in sorted(folder_of(name, scale).rglob("*.json")):
-        run = read(path, run_of)
-        if run and run["label"] in rows:
-            runs.append(run)
+        runs += [run for run in rows_of(path) if run["label"] in rows]
     runs.sort(key=lambda run: (rows.index(run["label"]),
                                tasks.index(run["task"]) if tasks else 0, run["seed"]))
     for run in runs:  # what is not said of the entry is said of its first run
@@ -67,46 +65,42 @@ def table(name, scale):
     return about
 
 
-def read(path, check):
-    """check(a run's JSON), or None where it is damaged, which is said."""
+def read(path):
+    """A run's JSON, or None where there is none, or a damaged one, which is said."""
     try:
-        return check(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
         print(f"warning: {path} is damaged and left out. Remove it, and it is made anew",
               file=sys.stderr)
 
 
-def run_of(result):
-    """The one row of a run's file, with what the file says of the evaluation."""
-    run, = result["runs"]
-    return result | run | dict(label=run["label"], seed=run["seed"])
-
-
-def panel_of(result):
-    return result | dict(schemes=dict(result["schemes"]))
+def rows_of(path):
+    """[the one row of a run's file, with what the file says of the evaluation], or []."""
+    result = read(path)
+    return [result | row for row in result["runs"]] if result else []
 
 
 def panels(entry, part, folder):
     """A random search's panels that are there, with their schemes in the order of the entry."""
     shown, about = [], {}
     for name in part["panels"]:
-        path = folder / f"{slug(name)}.json"
-        panel = read(path, panel_of) if path.exists() else None
+        panel = read(folder / f"{slug(name)}.json")
         if panel:
             schemes = {s: panel["schemes"][s] for s in entry["schemes"] if s in panel["schemes"]}
             shown.append(panel | dict(schemes=schemes))
             about = {key: panel[key] for key in ("steps", "sequences", "environment")}
-    if (folder / "theorem.json").exists():
-        about["theorem"] = read(folder / "theorem.json", dict)
-    return about | dict(panels=shown)
+    hard_coded = read(folder / "theorem.json")
+    return about | dict(panels=shown) | (dict(theorem=hard_coded) if hard_coded else {})
 
 
 def beside(result, jobs, name):
     """A matrix with the row that was added, of its tasks alone."""
-    mine = [read(job.path, run_of) for job in jobs if job.done]
-    mine = [run for run in mine if run]
-    texts = {run["task"]: run["data"].get("sha256") for run in mine}
-    tasks, runs = {job.task for job in jobs}, []
+    tasks, mine = {job.task for job in jobs}, []
+    for job in jobs:
+        mine += rows_of(job.path)
+    texts, runs = {run["task"]: run["data"].get("sha256") for run in mine}, []
     for run in result["runs"]:
         if run["task"] in tasks:
             same = texts.get(run["task"]) in (None, run["data"].get("sha256"))

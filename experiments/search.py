@@ -15,8 +15,9 @@ which a trial's number is the mean. The ranges of the hyper-parameters are ours.
 import argparse
 import sys
 import time
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +33,8 @@ from common.flags import Parser
 from common.names import find_task, nearest, pick
 from data import tvd
 from experiments import find
-from experiments.jobs import device_flag
-from experiments.runs import panel_of, read, slug
+from experiments.jobs import Job
+from experiments.runs import read, slug
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from scoring import binned
 from scoring.rates import auc
@@ -96,7 +97,7 @@ def decays(model, device):
     return torch.cat(parts)
 
 
-def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: None):
+def fit(models, trials, batch, steps, device="cpu"):
     """
     Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the
     same batches: batch(step) -> x, y. AdamW, linear warmup and decay, as torch has them.
@@ -128,7 +129,9 @@ def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: No
             update = m / (1 - h["beta1"]**step) / ((v / (1 - h["beta2"]**step)).sqrt() + 1e-8)
             theta -= lr * (update + h["weight_decay"] * matrix * theta)
             ema.lerp_(theta, (h["rho"] + step)**-h["kappa"])
-        tell(step, losses)
+        if step % max(1, steps // 50) == 0 or step == steps:
+            loss = losses.nanmedian().item()
+            print(f"iter {step}/{steps} | median loss {loss:.4f}", flush=True)
     theta = theta.detach()
     bema = ema + (h["rho"] + steps)**-h["eta"] * (theta - start)
     return logits, dict(raw=theta, ema=ema, bema=bema)
@@ -136,6 +139,7 @@ def fit(models, trials, batch, steps, device="cpu", tell=lambda step, losses: No
 
 def pieces(task, split, sequences, T, K, rng, device):
     """New sequences of a split, drawn at once and given in pieces that K models can take."""
+    sequences = max(16, min(sequences, 2**19 // T))
     x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, sequences, rng))
     size = max(1, 2**13 // (K * T))
     return zip(x.split(size), y.split(size))
@@ -147,7 +151,7 @@ def measure_sets(task, logits, weights, sequences, rng, lengths, device="cpu"):
     columns, K = [], len(weights)
     for T in lengths:
         right = []
-        for x, y in pieces(task, str(T), max(16, min(sequences, 2**19 // T)), T, K, rng, device):
+        for x, y in pieces(task, str(T), sequences, T, K, rng, device):
             z = logits(weights, x)                                      # (K, B, classes)
             right.append(torch.where(z.isnan().any(-1), torch.nan, (z.argmax(-1) == y).float()))
         columns.append(torch.cat(right, 1).mean(1).cpu().numpy())
@@ -160,25 +164,23 @@ def measure(task, logits, weights, sequences, rng, device="cpu"):
     -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: TVD, and where the task
     has them AUC and precision, at every position, binned.
     """
-    by_metric, K, T = {}, len(weights), task.block_size
-    sequences = max(16, min(sequences, 2**19 // T))
+    parts, K, T = defaultdict(list), len(weights), task.block_size
     for x, _ in pieces(task, "iid", sequences, T, K, rng, device):
         z, target = logits(weights, x), task.target(x)                  # (K, B, T, vocab)
-        by_metric.setdefault("tvd", []).append(tvd(z, target))
+        parts["tvd"].append(tvd(z, target))
         if task.data == "set_complement":  # an absent token's logit over any present one's
             present = z.masked_fill(target > 0, -torch.inf).amax(-1)
             absent = z.masked_fill(target == 0, torch.inf).amin(-1)
-            by_metric.setdefault("precision", []).append(absent - present)
+            parts["precision"].append(absent - present)
         if task.contrast is not None:
-            score, good = task.contrast(z, x)                           # (K, B, T), (B, T)
-            by_metric.setdefault("score", []).append(score)
-            by_metric.setdefault("good", []).append(good)
-    scores, good = by_metric.pop("score", None), by_metric.pop("good", None)
-    curves = {k: torch.cat(v, 1).mean(1).cpu().numpy() for k, v in by_metric.items()}
-    if scores:
-        good = torch.cat(good).cpu().numpy()
-        scores = torch.cat(scores, 1).cpu().numpy()
-        curves["auc"] = np.stack([auc(score, good) for score in scores])
+            for name, part in zip(("score", "good"), task.contrast(z, x)):
+                parts[name].append(part)                                # (K, B, T), (B, T)
+    every = {name: torch.cat(part, -2) for name, part in parts.items()}
+    curves = {name: every[name].mean(1).cpu().numpy() for name in ("tvd", "precision")
+              if name in every}
+    if "good" in every:
+        good = every["good"].cpu().numpy()
+        curves["auc"] = np.stack([auc(score, good) for score in every["score"].cpu().numpy()])
     width = 1 if T < 64 else max(2, T // 64 * 2)
     edges = [*range(0, T, width), T]
     lengths = [[a + 1, b] for a, b in zip(edges, edges[1:])]
@@ -196,13 +198,13 @@ def note(trials, weights, split, lengths, measured, at):
             numbers["by_length"] = [round(float(y), 6) for y in curve]
 
 
-def search(panel, scheme, steps, n, peak=1e-2, device="cpu", tell=lambda step, losses: None):
-    """n trials of one scheme on one panel's task -> a dict for the JSON."""
+def search(entry, part, panel, scheme, device="cpu"):
+    """All trials of one scheme on one panel's task -> a dict for the JSON."""
     torch.set_float32_matmul_precision("highest")  # no TF32
-    begin, models = time.time(), []
+    begin, peak, models = time.time(), entry.get("peak", 1e-2), []
     task, far = make_task(panel), make_task(panel, block_size=panel["longest"])
-    trials = [draw_trial(np.random.default_rng([SEED, i]), peak) for i in range(n)]
-    for i in range(n):
+    drawn = [draw_trial(np.random.default_rng([SEED, i]), peak) for i in range(part["trials"])]
+    for i in range(len(drawn)):
         torch.manual_seed((SEED << 20) + i)
         models.append(small_model(task, scheme))
 
@@ -211,15 +213,15 @@ def search(panel, scheme, steps, n, peak=1e-2, device="cpu", tell=lambda step, l
         return x, task.target(torch.from_numpy(x)).numpy() if panel.get("exact") else y
 
     of_sets = task.data == "max_retrieval"
-    lengths = dict(validation=[panel["at"][0]], test=[])
-    for split in task.splits[2:] if of_sets else ():
-        if int(split) <= panel["longest"]:
-            lengths["test"].append(int(split))
+    lengths = dict(validation=[panel["at"][0]], test=[
+        int(T) for T in task.splits[2:] if of_sets and int(T) <= panel["longest"]])
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
-        logits, by_weights = fit(models, trials, batch, steps, device, tell)
+        logits, by_weights = fit(models, drawn, batch, part["steps"], device)
         seconds = time.time() - begin
         finite = by_weights["raw"].isfinite().all(1).tolist()
-        rows = [dict(hyperparameters=t, finite=f) for t, f in zip(trials, finite)]
+        trials = [dict(hyperparameters=t, finite=f) for t, f in zip(drawn, finite)]
+        if not entry.get("ema"):
+            del by_weights["ema"]
         for name, weights in by_weights.items():
             for split in ("validation", "test"):  # the best trial is chosen on the first alone
                 rng = np.random.default_rng([SEED, 1 << 40, split == "test"])
@@ -228,8 +230,9 @@ def search(panel, scheme, steps, n, peak=1e-2, device="cpu", tell=lambda step, l
                     bins, measured = measure_sets(*arguments, lengths[split], device)
                 else:
                     bins, measured = measure(*arguments, device)
-                note(rows, name, split, bins, measured, panel["at"])
-    return dict(environment=environment(), seconds=round(seconds, 1), lengths=bins, trials=rows)
+                shown = measured.keys() & entry.get("metrics", (entry["metric"], "tvd"))
+                note(trials, name, split, bins, {m: measured[m] for m in shown}, panel["at"])
+    return bins, dict(seconds=round(seconds, 1), trials=trials, environment=environment())
 
 
 def theorem(n=64, gap=10.0, sequences=64):
@@ -258,61 +261,27 @@ def theorem(n=64, gap=10.0, sequences=64):
 # -----------------------------------------------------------------------------
 # for reproduce.py: one command for every panel
 
-class Panel(NamedTuple):
-    """One panel of an entry, with all its schemes; "theorem" is the hard-coded models."""
-    entry: str
-    scale: str
-    panel: str
-    path: Path
-    done: bool
-
-    @property
-    def name(self):
-        return slug(self.panel)
-
-    def commands(self, device):
-        words = ["python", "-m", "experiments.search", self.entry, "--panel", self.panel,
-                 "--scale", self.scale, "--out", str(self.path.relative_to(ROOT))]
-        return [[*words, *device_flag(device)]]
-
-    def model(self):
-        entry, part = find(self.entry, self.scale)
-        if self.panel == "theorem":
-            return hard_coded(4, 1.0)
-        return small_model(make_task(part["panels"][self.panel]), entry["schemes"][-1])
-
-    def make(self, device, run):
-        run(*self.commands(device)[0])
-
-
 def planned(name, scale, folder):
-    """-> [Panel] of an entry, there or not; the files are in `folder`."""
+    """-> [Job] of an entry, a panel each; "theorem" is the hard-coded models."""
     entry, part = find(name, scale)
-    panels = []
+    jobs = []
     for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
-        path = folder / f"{slug(panel)}.json"
+        path, model = folder / f"{slug(panel)}.json", partial(hard_coded, 4, 1.0)
         done = path.exists()
-        if done and panel != "theorem":
-            there = read(path, panel_of)  # a damaged one is left as it is
-            done = there is None or set(entry["schemes"]) <= there["schemes"].keys()
-        panels.append(Panel(name, scale, panel, path, done))
-    return panels
-
-
-def shown(trial, entry):
-    """What a panel's file has of a trial: the entry's metrics, of the weights that it shows."""
-    row = dict(hyperparameters=trial["hyperparameters"], finite=trial["finite"])
-    for metric in entry.get("metrics", (entry["metric"], "tvd")):
-        if metric in trial:
-            row[metric] = {weights: scores for weights, scores in trial[metric].items()
-                           if weights != "ema" or entry.get("ema")}
-    return row
+        if panel != "theorem":
+            there = read(path) or dict(schemes=entry["schemes"])  # a damaged one is left as it is
+            done = done and set(entry["schemes"]) <= set(there["schemes"])
+            model = partial(small_model, make_task(part["panels"][panel]), entry["schemes"][-1])
+        words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
+                 "--out", str(path.relative_to(ROOT))]
+        jobs.append(Job(path, panel, done, words, model))
+    return jobs
 
 
 def main(argv=None):
     parser = Parser(description=__doc__)
     parser.add_argument("entry", help="of experiments/papers/postnorm.py")
-    parser.add_argument("--panel", required=True, help="one of the entry's")
+    parser.add_argument("--panel", required=True, help="one of the entry's, or theorem")
     parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--out", required=True, help="a JSON; schemes that it has are left")
@@ -320,32 +289,23 @@ def main(argv=None):
     entry, part = find(args.entry, args.scale)
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    if args.panel == "theorem" and entry.get("theorem"):
+    if args.panel == "theorem":
         return write_json(out, theorem())
     if args.panel not in part.get("panels", {}):
         fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
-    panel, steps = part["panels"][args.panel], part["steps"]
+    panel = part["panels"][args.panel]
     result = dict(command=f"python reproduce.py {args.entry} --scale {args.scale}",
-                  environment=environment(), steps=steps, sequences=SEQUENCES, **panel,
+                  environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
                   name=args.panel, schemes={})
     if out.exists():
         result = read_json(out)
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
     for scheme in entry["schemes"]:
-        if scheme in result["schemes"]:
-            continue
-
-        def tell(step, losses, scheme=scheme):
-            if step % max(1, steps // 50) == 0 or step == steps:
-                loss = losses.nanmedian().item()
-                print(f"iter {step}/{steps} | {scheme} | median loss {loss:.4f}", flush=True)
-        searched = search(panel, scheme, steps, part["trials"], entry.get("peak", 1e-2),
-                          str(device), tell)
-        trials = [shown(trial, entry) for trial in searched["trials"]]
-        result["lengths"] = searched["lengths"]
-        result["schemes"][scheme] = dict(seconds=searched["seconds"], trials=trials,
-                                         environment=searched["environment"])
-        write_json(out, result)
+        if scheme not in result["schemes"]:
+            print(f"{args.panel}: {scheme}", flush=True)
+            result["lengths"], searched = search(entry, part, panel, scheme, str(device))
+            result["schemes"][scheme] = searched
+            write_json(out, result)
 
 
 if __name__ == "__main__":

@@ -17,33 +17,31 @@ def models_table(measured):
     """{what was measured: {model: {what: number}}} -> a row for each model."""
     heads, rows = [], {}
     for by_model in measured.values():
-        names = list(next(iter(by_model.values())))
-        heads += [HEADS.get(name, name.replace("_", " ")) for name in names]
-        rows |= {model: [] for model in by_model if model not in rows}
-    for model, cells in rows.items():
-        for by_model in measured.values():
-            for name in next(iter(by_model.values())):
-                y = by_model.get(model, {}).get(name)
-                cells.append("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}")
-    return markdown(["model", *heads], [[model, *cells] for model, cells in rows.items()])
+        heads += next(iter(by_model.values()))
+        for model, numbers in by_model.items():
+            rows.setdefault(model, {}).update(numbers)
+    lines = []
+    for model, numbers in rows.items():
+        cells = [numbers.get(name) for name in heads]
+        lines.append([model, *("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
+                               for y in cells)])
+    return markdown(["model", *(HEADS.get(name, name) for name in heads)], lines)
 
 
 def attention_table(by_length):
     """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
-    columns, names = [], {}
+    names = {name: None for rows in by_length.values() for name in rows}
+    reference, heads, lines = next(iter(names)), [], {name: [name] for name in names}
     for T, rows in by_length.items():
-        names |= dict.fromkeys(rows)
-        columns += [(T, way) for way in ("forward", "both")
-                    if any(f"{way}_ms" in row for row in rows.values())]
-    reference, heads = next(iter(names)), []
-    for T, way in columns:
-        what = dict(forward="forward", both="forward and backward")[way]
-        ms = by_length[T][reference][f"{way}_ms"]
-        time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
-        heads.append(f"{what}, T = {int(T):,} ({reference}: {time} ms)")
-    lines = [[name, *(attention_cell(by_length[T].get(name, {}), way, reference)
-                      for T, way in columns)] for name in names]
-    return markdown([f"times {reference} (GB)", *heads], lines)
+        for way, words in dict(forward="forward", both="forward and backward").items():
+            ms = rows[reference].get(f"{way}_ms")
+            if ms is None:
+                continue
+            time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
+            heads.append(f"{words}, T = {int(T):,} ({reference}: {time} ms)")
+            for name in names:
+                lines[name].append(attention_cell(rows.get(name, {}), way, reference))
+    return markdown([f"times {reference} (GB)", *heads], lines.values())
 
 
 def attention_cell(row, way, reference):

@@ -36,14 +36,15 @@ def grouped(runs):
     return groups
 
 
-def rows_of(runs, columns):
-    """A row for each label, a cell for each of [(heading, function of the label's runs)]."""
-    return [[label, len(same), *(cell(same) for _, cell in columns)]
+def by_row(runs, columns, key=None, more=()):
+    """
+    A row for each label, a cell for each of [(heading, function of the label's runs)]: sorted by
+    key, if there is one, then more rows.
+    """
+    rows = [[label, len(same), *(cell(same) for _, cell in columns)]
             for label, same in grouped(runs).items()]
-
-
-def by_row(runs, columns, count="seeds"):
-    return markdown(["model", count, *(head for head, _ in columns)], rows_of(runs, columns))
+    rows = sorted(rows, key=key) if key else rows
+    return markdown(["model", "seeds", *(head for head, _ in columns)], [*rows, *more])
 
 
 def spread(values, form):
@@ -106,20 +107,17 @@ def strided_table(result, T):
     bases = [n for n in (T, 2 * T) if n in lengths[:-1]]
     columns = [(f"{n:,}", partial(mean_at, "strided", n)) for n in lengths]
     columns += [(f"{last:,} / {n:,}", partial(ratio, "strided", last, n)) for n in bases]
-    rows = rows_of([run for run in result["runs"] if "strided" in run], columns)
 
     def gain(cells):
-        cell = cells[-len(bases)]
-        return math.inf if cell in ("-", "nan") else float(cell)  # these come last
-    if bases:
-        rows.sort(key=gain)
+        cell = cells[-len(bases)] if bases else "-"  # these come last
+        return math.inf if cell in ("-", "nan") else float(cell)
     text = ("Strided: windows that overlap by half, of which only the second half is scored, "
             f"{result['strided_tokens']:,} tokens, the same at every length: each has at least "
             "half a window to look back on.")
     if 2 * T in bases:
         text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
                  f"window, or more. The rows are sorted by {last:,} / {T:,}.")
-    return text, markdown(["model", "seeds", *(head for head, _ in columns)], rows)
+    return text, by_row([run for run in result["runs"] if "strided" in run], columns, key=gain)
 
 
 def at_length(runs, measure, n):
@@ -197,16 +195,16 @@ def retrieval_tables(result):
         searches = [run["search"][reading] for run in runs]
         return percent([by[n][metric] for by in searches if n in by])
 
+    others = [["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in lengths)]]
+    for label in grouped(runs):
+        if label in result["paper"]:
+            theirs = [f"{y:.2f}" for y in result["paper"][label]]
+            others.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs,
+                           *["-"] * (len(lengths) - len(theirs))])
     for reading, metric, words in MEASURES:
-        rows = rows_of(runs, [(n, partial(found, reading, metric, n)) for n in lengths])
-        if not texts:
-            rows.append(["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in lengths)])
-            for label in dict.fromkeys(map(label_of, runs)):
-                if label in result["paper"]:
-                    theirs = [f"{y:.2f}" for y in result["paper"][label]]
-                    rows.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs,
-                                 *["-"] * (len(lengths) - len(theirs))])
-        texts.append((f"{words.format(T)}:", markdown(["model", "seeds", *heads], rows)))
+        columns = [(head, partial(found, reading, metric, n)) for head, n in zip(heads, lengths)]
+        texts.append((f"{words.format(T)}:", by_row(runs, columns, more=others)))
+        others = []  # below the first alone
     return [*texts, *paired_table(result, lengths, heads), *evidence_table(runs, T)]
 
 
@@ -257,25 +255,23 @@ def evidence_table(runs, T):
 # tasks: rates, and the matrix
 
 def task_tables(result):
-    """Rates in %, beside the paper's. Without columns: the first metric of every split."""
+    """Rates in %, beside the paper's."""
     runs, numbers = result["runs"], result.get("paper")
-    asked = result.get("columns") or [(split, split, "") for split in result["splits"]]
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
 
     def rate(T, split, metric, runs):
         scores = [run["scores"][T][split] for run in runs if split in run["scores"].get(T, {})]
-        return percent([by[metric or next(iter(by))] for by in scores])
+        return percent([by[metric] for by in scores])
 
     columns = []
-    for n, (name, split, metric) in enumerate(asked):
-        head = name if "columns" in result else f"{name} {int(first):,}"
-        columns.append((head, partial(rate, first, split, metric)))
+    for n, (name, split, metric) in enumerate(result["columns"]):
+        columns.append((name, partial(rate, first, split, metric)))
         if numbers:
             columns.append(("paper", partial(published, numbers, n, form="g")))
         for T in longer:
             head = f"{int(T):,}" if name == first else f"{name} {int(T):,}"
             columns.append((head, partial(rate, T, split, metric)))
-    texts = [("", by_row(runs, columns, "seeds" if "columns" in result else "runs"))]
+    texts = [("", by_row(runs, columns))]
     if any("by_answer" in run for run in runs):
         texts.append(answers_table(result))
     return texts
@@ -283,43 +279,34 @@ def task_tables(result):
 
 def answers_table(result):
     """The error by answer, and that of always giving the answer that is the commonest."""
-    rows, answers = [], set()
+    rows, answers = {}, set()
     for label, runs in grouped(result["runs"]).items():
         for name, split, _ in result["columns"]:
             seeds = [next(iter(run["by_answer"].values()))[split] for run in runs]
             counts = {answer: n for answer, (n, _) in seeds[0].items()}
             guess = 100 * (1 - max(counts.values()) / sum(counts.values()))
-            cells = {"a constant guess": f"{guess:.2f}"}
+            cells = rows[label, name] = {"a constant guess": f"{guess:.2f}"}
             for answer, n in counts.items():
                 error = statistics.mean(100 * rates[answer][1] for rates in seeds)
                 cells[answer] = f"{error:.1f} of {n:,}"
             answers |= counts.keys()
-            rows.append((label, name, cells))
     heads = ["a constant guess", *sorted(answers, key=int)]
-    lines = [[label, name, *(cells.get(head, "-") for head in heads)]
-             for label, name, cells in rows]
+    lines = [[*where, *(cells.get(head, "-") for head in heads)] for where, cells in rows.items()]
     return ("Error (%) by the right answer: beside it how many programs have it; a constant guess "
             "is always the commonest of them.", markdown(["model", "test set", *heads], lines))
 
 
-REASONS = {"ends": "the method has no positions for strings of that length",
-           "not finite": "the loss or the logits were NaN or infinite"}
+NOTES = ("Ends: the method has no positions for strings of that length. Not finite: the loss or "
+         "the logits were NaN or infinite.")
 
 
 def matrix_tables(result):
     """A row for each method, a column for each number."""
-    rows, reasons = [], {}
+    rows = []
     for label, by_column in result["cells"].items():
-        shown = []
+        rows.append([label])
         for name, cell in by_column.items():
             form = result["columns"][name]["form"]
             text = cell.get("reason") or format(cell["value"], form)
-            if "reason" in cell:
-                reasons[text] = REASONS.get(text)
-            if "spread" in cell:
-                text += f" ± {cell['spread']:{form}}"
-            shown.append(text)
-        rows.append([label, *shown])
-    said = [f"{reason.capitalize()}: {words}." for reason, words in reasons.items() if words]
-    text = markdown(["method", *result["columns"]], rows)
-    return [("", "\n\n".join(filter(None, [text, " ".join(said)])))]
+            rows[-1].append(text + (f" ± {cell['spread']:{form}}" if "spread" in cell else ""))
+    return [("", markdown(["method", *result["columns"]], rows) + f"\n\n{NOTES}")]

@@ -21,8 +21,8 @@ def search_tables(result):
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
         name = dict(tvd="TVD", auc="AUC").get(metric, metric)
-        rows = [cells_of(scheme, panel["schemes"], metric, references)
-                for scheme in panel["schemes"]]
+        trials = {scheme: found["trials"] for scheme, found in panel["schemes"].items()}
+        rows = [cells_of(scheme, trials, metric, references) for scheme in trials]
         texts.append((f"{name}, {where}:", markdown(rows[0], [row.values() for row in rows])))
     if "theorem" in result:
         texts.append(theorem_table(result["theorem"]))
@@ -33,29 +33,28 @@ def search_tables(result):
     return [*texts, (said, "")]
 
 
-def cells_of(name, schemes, metric, references):
-    """{heading: cell} of one scheme."""
-    trials = schemes[name]["trials"]
-    cells = dict(scheme=name, trials=len(trials),
-                 diverged=sum(not trial["finite"] for trial in trials))
-    averages = list(trials[0][metric])[1:]  # after the last weights, raw
+def cells_of(name, trials, metric, references):
+    """{heading: cell} of one scheme; trials of every one."""
+    mine = trials[name]
+    averages = list(mine[0][metric])[1:]  # after the last weights, raw
+    cells = dict(scheme=name, trials=len(mine))
+    cells["diverged"] = sum(not trial["finite"] for trial in mine)
     for weights in ("raw", *averages):
-        values = [trial[metric][weights]["test"] for trial in trials]
+        values = [trial[metric][weights]["test"] for trial in mine]
         values = [y for y in values if y is not None]
-        best = best_trial(trials, metric, weights)
+        best = best_trial(mine, metric, weights)
         of = "" if weights == "raw" else f", {weights.upper()}"
         cells[f"median{of}"] = f"{statistics.median(values):.4f}" if values else "-"
         cells[f"best{of}"] = "-" if best is None else f"{best:.4f}"
-    for reference in references:
-        cell = sign_cell(trials, schemes[reference]["trials"], metric)
-        cells[f"better than {reference}"] = "-" if name == reference else cell
-    if "ema" in averages:
-        for weights in averages:
-            heading = f"{weights.upper()} better than without"
-            cells[heading] = sign_cell(trials, trials, metric, weights)
+    for other in references:
+        cell = sign_cell(mine, trials[other], metric)
+        cells[f"better than {other}"] = "-" if other == name else cell
+    for weights in averages:
+        if "ema" in averages:
+            cell = sign_cell(mine, mine, metric, weights)
+            cells[f"{weights.upper()} better than without"] = cell
     if metric == "tvd":  # a distance: how many times smaller?
-        ours, theirs = (best_trial(schemes[s]["trials"], "tvd", "raw")
-                        for s in (name, references[0]))
+        ours, theirs = (best_trial(trials[s], "tvd", "raw") for s in (name, references[0]))
         cells[f"best / {references[0]}'s best"] = (
             f"{ours / theirs:.2f}" if ours and theirs else "-")
     return cells

@@ -27,13 +27,13 @@ from matplotlib.figure import Figure
 from common.checkpoint import check_text, load_run
 from common.files import ROOT, fail, in_one_line, write_figure
 from common.flags import Parser, add_set
-from common.names import find_task, is_encoder, make_task
+from common.names import is_encoder, make_task, trained_on
 from common.spy import attention_module, plain_function, spy
 from data import check_split
 from data.text import encode, labels_of
+from figures import plot
 
-STYLE = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10,
-         "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 150}
+STYLE = plot.STYLE | {"axes.grid": False}
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
 MOST_SORTS = 12  # of tokens in a figure
 
@@ -89,7 +89,7 @@ def sequence(run, prompt, split, length, seed):
         end = scored[-1] + 1 if len(scored) else None  # without the padding
         holder = task.holder(x) if task.holder else torch.full_like(x, -1)
         return Sequence(x[:, :end], y[:, :end], holder[:, :end], task.show)
-    task = find_task(run.config["data"], gone=True)
+    task = trained_on(run.config)
     if split or not task.encoding:
         fail(f"{run.path}: --prompt is for models of text, and without --split")
     encoding = task.encoding(run.config)
@@ -339,8 +339,6 @@ def steps_by_sort(run, args):
             total[sort] += step  # (layers, H)
             times[sort] += queries
     sorts = sorted(sort for sort, queries in times.most_common(MOST_SORTS) if queries)
-    if len(times) > len(sorts):
-        print(f"{len(times) - len(sorts)} rarer sorts are not shown")
     if not sorts:
         fail(f"nothing is scored in {split}: no query to look from")
     return sorts, np.stack([total[sort] / times[sort] for sort in sorts], -1)

@@ -35,7 +35,7 @@ from scoring import binned
 STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "legend.handlelength": 3,
-    "figure.dpi": 150}
+    "figure.dpi": 150, "text.parse_math": False}  # a run's name is text: a$b is no formula
 WORDS = dict(
     tvd="total variation distance (TVD)",
     auc="area under the ROC curve (AUC)",
@@ -191,7 +191,8 @@ def draw(ax, lines, look, dots=False):
             continue
         x, ys = aligned(seeds)
         color = look[label]["color"]
-        ax.plot(x, np.mean(ys, 0), label=label, markevery=math.ceil(len(x) / 12), clip_on=False,
+        name = f" {label}" if label.startswith("_") else label  # which a legend would leave out
+        ax.plot(x, np.mean(ys, 0), label=name, markevery=math.ceil(len(x) / 12), clip_on=False,
                 **look[label])
         if len(ys) > 1 and dots:
             ax.plot(x, ys.T, "o", color=color, ms=3, clip_on=False)
@@ -287,13 +288,18 @@ def lengths(args):
 
 
 def perplexity_axis(ax):
-    """Logarithmic, with plain numbers, where perplexities are far apart."""
+    """Logarithmic, where perplexities are far apart."""
     low, high = ax.dataLim.intervaly
     if high > 2 * low:
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        ax.yaxis.set_major_formatter("{x:,g}")
-        ax.yaxis.set_minor_locator(NullLocator())
+        plain_logarithms(ax.yaxis, (1, 1.5, 2, 3, 5, 7))
+
+
+def plain_logarithms(axis, steps):
+    """Ticks at these multiples of powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def text_points(row, key):
@@ -316,11 +322,11 @@ def committed(about, rows):
     for path in filter(Path.exists, paths):
         result = read_json(path)
         rope, = result["runs"]
-        pairs = [(about.get(key), result[key]) for key in ("tokens", "lengths")]
+        same = [about.get(key) == result[key] for key in ("tokens", "lengths")]
         for row in rows:
-            pairs += [(row["config"].get(key), rope["config"][key]) for key in SETTING]
-        python = rope["environment"]["python"]  # whose library is the text
-        if all(ours == theirs for ours, theirs in pairs):
+            same += [row["config"].get(key) == rope["config"][key] for key in SETTING]
+        if all(same):
+            python = rope["environment"]["python"]  # whose library is the text
             groups[f"{rope['label']} (this repository's,\nPython {python})"] = [rope]
     return groups
 

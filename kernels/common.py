@@ -158,14 +158,36 @@ def check_memory(*tensors):
     assert all(x.is_contiguous() for x in tensors), "the operator takes contiguous tensors"
 
 
-WAITS = (torch.Tag.cudagraph_unsafe,)  # of operators that wait for the GPU: no CUDA graph may
-
-
 def constants(q, BM, BN, warps, stages=2):
     """A kernel's compile-time arguments for q (B, H, Tq, d) and tiles of BM rows and BN keys."""
     D = q.size(3)
     C = triton.next_power_of_2(D)
     return dict(D=D, C=C, BM=BM, BN=BN, num_warps=warps, num_stages=stages)
+
+
+LIBRARY = torch.library.Library("nanope", "FRAGMENT")
+
+
+def operator(schema, fake, tags=()):
+    """
+    Makes a function an operator, which torch.compile takes as a whole; fake makes empty outputs.
+    (A call of torch.library.custom_op takes some 50 us more.)
+    """
+    def register(f):
+        name = LIBRARY.define(schema, tags=tags)
+        LIBRARY.impl(name, f, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"nanope::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.nanope, name).default
+    return register
+
+
+def differentiable(op, backward):
+    """Lets autograd call backward with the first output's gradient, all inputs and outputs."""
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, *output)
+    torch.library.register_autograd(
+        op, lambda ctx, dout, *_: tuple(backward(dout, *ctx.saved_tensors)),
+        setup_context=save, lib=LIBRARY)
 
 
 def launch(kernel, tile, blocks, q, k, v, *tensors, **more):
@@ -211,11 +233,6 @@ def outputs(q):
     return torch.empty_like(q), lse, limit
 
 
-def save(ctx, inputs, output):
-    """For register_autograd: backward needs all inputs and outputs."""
-    ctx.save_for_backward(*inputs, *output)
-
-
 def bands(limit, Tk, BM, BN):
     """
     Where the bands lie if rows come in blocks of BM and keys in tiles of BN. limit (B, H, Tq) is
@@ -223,8 +240,8 @@ def bands(limit, Tk, BM, BN):
 
         tile       0  1  2  3  4  5
         block 0    b                     b: the band, in which rows count
-        block 1    b  b                  t: its tail. CoPE: plain attention, the counts are full.
-        block 2    t  b  b                          TRA: not read, the decay made it too small
+        block 1    b  b                  t: its tail: plain attention, the counts are full
+        block 2    t  b  b
         block 3    t  b  b  b
         block 4    t  t  t  b  b         carries, BM numbers for each b:  |0|0 1|1 2|1 2 3|3 4|3 4 5
         block 5    t  t  t  b  b  b      block 4's begin at place 8, so start[4] = 8 - 3

@@ -42,19 +42,19 @@ from torch.nn import functional as F
 from .common import (
     LOG2E,
     STEP,
-    WAITS,
     attend,
     bands,
     check_memory,
     constants,
+    differentiable,
     dot,
     fit,
     load,
+    operator,
     outputs,
     place,
     place_keys,
     rows_of,
-    save,
     store,
     top_tile,
     triangle,
@@ -420,9 +420,10 @@ def tails(limit, Tk, tile):
     return first.flip(1).cummin(1)[0].flip(1)[:, 1:].int().contiguous()
 
 
-@torch.library.custom_op("nanope::cope", mutates_args=())
-def cope(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor,
-         gate_keys: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@operator("cope(Tensor q, Tensor k, Tensor v, Tensor z, Tensor? gate_keys)"
+          " -> (Tensor, Tensor, Tensor)",
+          lambda q, *_: outputs(q))
+def cope(q, k, v, z, gate_keys):
     """All contiguous -> o, lse, limit."""
     B, H, Tq, d = q.shape
     Tk, P = k.size(2), z.size(3)
@@ -440,16 +441,11 @@ def cope(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor,
     return o, lse, limit
 
 
-@cope.register_fake
-def _(q, k, v, z, gate_keys):
-    return outputs(q)
-
-
-@torch.library.custom_op("nanope::cope_backward", mutates_args=(), tags=WAITS)
-def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                  z: torch.Tensor, gate_keys: torch.Tensor | None,
-                  o: torch.Tensor, lse: torch.Tensor, limit: torch.Tensor
-                  ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+@operator("cope_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor z, Tensor? gate_keys,"
+          " Tensor o, Tensor lse, Tensor limit) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+          lambda do, q, k, v, z, gate_keys, *_: all_gradients(q, k, v, z, gate_keys),
+          tags=torch.Tag.cudagraph_unsafe)  # it waits for the GPU: no CUDA graph may
+def cope_backward(do, q, k, v, z, gate_keys, o, lse, limit):
     """-> dq, dk, dv, dz, dgk; an empty dgk where there are no gate keys."""
     B, H, Tq, d = q.shape
     Tk, P = k.size(2), z.size(3)
@@ -483,24 +479,18 @@ def cope_backward(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.T
     return dq, dk, dv, dz.copy_(dz_turned.transpose(2, 3)), dgk
 
 
-@cope_backward.register_fake
-def _(do, q, k, v, z, gate_keys, o, lse, limit):
-    return all_gradients(q, k, v, z, gate_keys)
-
-
 def all_gradients(q, k, v, z, gate_keys):
     """Empty dq, dk, dv, dz, dgk; with no gate keys dgk has no numbers."""
     dgk = k.new_empty(0) if gate_keys is None else torch.empty_like(gate_keys)
     return *map(torch.empty_like, (q, k, v, z)), dgk
 
 
-def backward(ctx, do, dlse, dlimit):
-    saved = ctx.saved_tensors  # once: checkpointing does not hand them out twice
+def backward(do, *saved):
     *grads, dgk = cope_backward(do, *saved)
     return *grads, None if saved[4] is None else dgk
 
 
-cope.register_autograd(backward, setup_context=save)
+differentiable(cope, backward)
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):

@@ -33,6 +33,7 @@ from .common import (
     EDGE,
     LOG2E,
     check_memory,
+    differentiable,
     dot,
     edges,
     fit,
@@ -41,11 +42,11 @@ from .common import (
     head_of,
     last_block,
     launch,
+    operator,
     out_of,
     place,
     place_keys,
     read,
-    save,
     write,
 )
 
@@ -231,9 +232,10 @@ def tiles(q):
     return (64, 64, 4, 3), (64, 64, 4, 2)
 
 
-@torch.library.custom_op("nanope::separable", mutates_args=())
-def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor, g: torch.Tensor
-              ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@operator("separable(Tensor q, Tensor k, Tensor v, Tensor S, Tensor g)"
+          " -> (Tensor, Tensor, Tensor)",
+          lambda q, *_: forward_outputs(q, tiles(q)[0][0]))
+def separable(q, k, v, S, g):
     """S (B, H, Tk) and g (B, H, Tq) float32 and contiguous -> out, lse, start."""
     check_memory(S, g)
     tile, _ = tiles(q)
@@ -244,10 +246,10 @@ def separable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, S: torch.Tensor
     return out, lse, start
 
 
-@torch.library.custom_op("nanope::separable_backward", mutates_args=())
-def separable_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                       S: torch.Tensor, g: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-                       start: torch.Tensor) -> list[torch.Tensor]:
+@operator("separable_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor S, Tensor g,"
+          " Tensor out, Tensor lse, Tensor start) -> Tensor[]",
+          lambda dout, q, k, v, S, g, *_: gradients(q, k, v, S, g))
+def separable_backward(dout, q, k, v, S, g, out, lse, start):
     """-> dq, dk, dv, dS, dg."""
     check_memory(S, g, lse, start)
     # as the kernels read them; out, too, as a saved-tensor hook may have moved it
@@ -263,11 +265,7 @@ def separable_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     return grads
 
 
-separable.register_fake(lambda q, k, v, S, g: forward_outputs(q, tiles(q)[0][0]))
-separable_backward.register_fake(lambda dout, q, k, v, S, g, *_: gradients(q, k, v, S, g))
-separable.register_autograd(
-    lambda ctx, dout, dlse, dstart: tuple(separable_backward(dout, *ctx.saved_tensors)),
-    setup_context=save)
+differentiable(separable, separable_backward)
 
 
 def cable_attention(q, k, v, S, g=None):
@@ -275,9 +273,9 @@ def cable_attention(q, k, v, S, g=None):
     if not fit(q, k, v):
         return None
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    g = S.new_ones(()) if g is None else g
-    S = S.float().expand(k.shape[:3]).contiguous()
-    g = g.float().expand(q.shape[:3]).contiguous()
+    g = S.new_ones(q.shape[:3]) if g is None else g
+    S = S.float().contiguous()
+    g = g.float().contiguous()
     return separable(q, k, v, S, g)[0]
 
 
@@ -288,5 +286,5 @@ def fox_attention(q, k, v, F_):
 
 def alibi_attention(q, k, v, slopes):
     """alibi_attention of rivals/classics.py, slopes (H,): CABLE with S_i = i, g the slope."""
-    S = torch.arange(k.size(2), dtype=torch.float32, device=q.device)
-    return cable_attention(q, k, v, S, slopes[None, :, None])
+    S = torch.arange(k.size(2), dtype=torch.float32, device=q.device).expand(k.shape[:3])
+    return cable_attention(q, k, v, S, slopes[None, :, None].expand(q.shape[:3]))

@@ -36,6 +36,7 @@ from .common import (
     STEP,
     attend,
     check_memory,
+    differentiable,
     dot,
     edges,
     fit,
@@ -44,12 +45,12 @@ from .common import (
     head_of,
     last_block,
     launch,
+    operator,
     out_of,
     place,
     place_keys,
     read,
     rows_of,
-    save,
     top_tile,
     triangle,
     write,
@@ -207,9 +208,9 @@ def tile_of(q):
     return 64, 64 if d <= 64 else 32, 4, 2
 
 
-@torch.library.custom_op("nanope::tra", mutates_args=())
-def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@operator("tra(Tensor q, Tensor k, Tensor v, Tensor log_decay) -> (Tensor, Tensor, Tensor)",
+          lambda q, *_: forward_outputs(q, tile_of(q)[0]))
+def tra(q, k, v, log_decay):
     """log_decay (B, H, Tq) float32 and contiguous -> out, lse, start."""
     check_memory(log_decay)
     tile = tile_of(q)
@@ -219,10 +220,10 @@ def tra(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tens
     return out, lse, start
 
 
-@torch.library.custom_op("nanope::tra_backward", mutates_args=())
-def tra_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                 log_decay: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, start: torch.Tensor
-                 ) -> list[torch.Tensor]:
+@operator("tra_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor out,"
+          " Tensor lse, Tensor start) -> Tensor[]",
+          lambda dout, q, k, v, log_decay, *_: gradients(q, k, v, log_decay))
+def tra_backward(dout, q, k, v, log_decay, out, lse, start):
     """-> dq, dk, dv, dlog_decay."""
     check_memory(log_decay, lse, start)
     out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))  # as the kernels read them
@@ -238,11 +239,7 @@ def tra_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.
     return grads
 
 
-tra.register_fake(lambda q, k, v, log_decay: forward_outputs(q, tile_of(q)[0]))
-tra_backward.register_fake(lambda dout, q, k, v, log_decay, *_: gradients(q, k, v, log_decay))
-tra.register_autograd(
-    lambda ctx, dout, dlse, dstart: tuple(tra_backward(dout, *ctx.saved_tensors)),
-    setup_context=save)
+differentiable(tra, tra_backward)
 
 
 def tra_attention(q, k, v, log_decay):

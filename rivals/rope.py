@@ -20,6 +20,17 @@ with a cache what Cache(size) announced: a row depends on that number, never on 
 - log_n       m_i = max(1, ln(i + 1) / ln L) (Su, 2021, kexue.fm/archives/8823)
 The cache has keys that are turned already, by the theta' of what was announced: turned by another
 they would be wrong. With window and sinks it has only those that can still be seen.
+
+Two more names are models of their own, trained as they are used:
+- rope_window  visible where i - j < window, in all layers: the control of the next
+- rope_nope    the same, but the last of every nope_every layers has no positions: theta' = 0, and
+               all j <= i are visible. RNoPE-SWA (Yang et al., 2025, arXiv 2501.18795), in
+               Command A; SmolLM3 has it without a window (--window 0)
+A layer without positions caches the keys of the whole text, the others their last `window`:
+with three of four layers local, a long text takes a quarter of rope's memory.
+Repairs of rope_nope: log_n scales the layers without positions alone, as SWAN does
+(Puvvada et al., 2025, arXiv 2504.08719), by a logarithm, too. Any other is for the layers
+with RoPE; where these have a window, no distance is new to them, and it is refused.
 """
 import math
 from dataclasses import dataclass
@@ -39,10 +50,13 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    nope_every: int = 0     # the last of so many layers has no positions; 0: none has
+    window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
-VARIANTS = dict(rope=dict())
+VARIANTS = dict(rope=dict(), rope_window=dict(window=64),
+                rope_nope=dict(nope_every=4, window=64))
 AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
 REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
 SINKS = 4
@@ -51,11 +65,12 @@ SINKS = 4
 # the rotation and its repairs; i (Tq, 1) are positions of queries, j (Tk,) of keys
 
 class Turn:
-    """What a repair makes of RoPE in T tokens: theta', m, dist, and what is visible."""
-    def __init__(self, repair, d, L, T):
+    """What a kind of layer makes of RoPE in T tokens: theta', m, dist, and what is visible."""
+    def __init__(self, repair, d, L, T, window=0, nope=False):
         self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
         self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
-        self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, ())  # see Cache
+        self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, (0, window))  # see Cache
+        self.nope = nope
         base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
         c = torch.arange(d // 2, dtype=torch.float64)
         slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
@@ -64,6 +79,8 @@ class Turn:
             lo, hi = max(math.floor(lo), 0), min(math.ceil(hi), d - 1)
             slow = ((c - lo) / max(hi - lo, 1e-3)).clamp(0, 1)
         self.theta = base ** (-2 * c / d) * (1 - slow + slow / self.s)      # (d/2,)
+        if nope:
+            self.theta = torch.zeros_like(c)
 
     def m(self, i):
         if self.repair == "log_n":
@@ -71,10 +88,9 @@ class Turn:
         return (0.1 * math.log(self.s) + 1) ** 2 if self.repair == "yarn" else 1.0
 
     def visible(self, i, j):
-        if self.repair == "window":
-            return (j <= i) & (i - j < self.L)
-        if self.repair == "sinks":
-            return (j <= i) & ((j < SINKS) | (i - j < self.L - SINKS))
+        first, last = self.keeps
+        if last:
+            return (j <= i) & ((j < first) | (i - j < last - first))
         return j <= i
 
     def places(self, i, j):
@@ -101,8 +117,11 @@ def turned(x, waves):
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
-EQUATION = "logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)"
-STEP = "1: every token counts the same"
+EQUATION = dict(
+    rope="logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)",
+    rope_window="logit_ij = Re sum_c q_ic conj(k_jc) e^{i theta_c (i-j)} / sqrt(d), i - j < window",
+    rope_nope="logit_ij as in rope_window; in a layer without positions m_i q_i . k_j / sqrt(d)")
+STEP = "1: every token counts the same; 0 in a layer without positions"
 
 
 def literal(q, k, v, at, turn):
@@ -119,7 +138,7 @@ def literal(q, k, v, at, turn):
     qk = (both.real.sum(-1) / math.sqrt(d)).to(q.dtype)
     bias = torch.zeros_like(qk)
     attention = (qk + bias).masked_fill(~turn.visible(i, j), float("-inf")).softmax(-1)
-    step = (j <= i).to(qk.dtype).expand_as(qk)
+    step = ((j <= i) & (not turn.nope)).to(qk.dtype).expand_as(qk)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=dist * step)
 
@@ -128,11 +147,12 @@ def rope_attention(q, k, v, at, turn):
     """
     By torch's fused call, where each dist is i - j. q (B, H, Tq, d) and k (B, H, Tk, d) are turned
     by theta' times their positions at (Tk,), and q times m; v (B, H, Tk, d); the queries are the
-    last Tq of the keys; turn says what the repair does.
+    last Tq of the keys; turn says what this kind of layer and the repair do.
     Returns (B, H, Tq, d).
     """
     Tq, Tk = q.size(2), k.size(2)
-    if turn.repair in ("", "pi", "ntk", "yarn", "log_n") and Tq in (1, Tk):
+    plain = not turn.keeps[1] and turn.repair not in ("rerope", "selfextend")
+    if plain and Tq in (1, Tk):
         return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
     i, j = at[-Tq:, None], at
     seen, places = turn.visible(i, j), turn.places(i, j)
@@ -173,8 +193,10 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.nope = config.nope_every > 0 and (layer + 1) % config.nope_every == 0
 
-    def forward(self, x, cache, at, turn, q_waves, k_waves):
+    def forward(self, x, cache, kinds):
+        at, turn, q_waves, k_waves = kinds[self.nope]
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
@@ -232,6 +254,16 @@ class GPT(nn.Module):
             raise ValueError(f"repair={config.repair!r} is not one of {', '.join(REPAIRS[1:])}")
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
+        if not 0 <= config.nope_every <= config.n_layer:
+            raise ValueError(f"nope_every={config.nope_every} of n_layer={config.n_layer}: there "
+                             "is no layer without positions")
+        if not 0 <= config.window <= config.block_size:
+            raise ValueError(f"window={config.window} is not within block_size="
+                             f"{config.block_size}; 0 is no window")
+        log_n = config.repair == "log_n" and config.nope_every
+        if config.window and config.repair and not log_n:
+            raise ValueError(f"repair={config.repair}: layers with a window see no new distance; "
+                             "log_n is for layers without positions")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -249,20 +281,31 @@ class GPT(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(p)
 
+    def kind(self, nope, at, size, cache):
+        """What all layers of a kind, with RoPE or without positions (nope), have in common."""
+        config, window = self.config, 0 if nope else self.config.window
+        repair, d = config.repair, config.n_embd // config.n_head
+        if config.nope_every and nope != (repair == "log_n"):
+            repair = ""  # it is for the other kind
+        turn = Turn(repair, d, config.block_size, size, window, nope)
+        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
+        if cache is not None:
+            at = cache.append(f"at{nope}", at[None, None], *turn.keeps)[0, 0]
+        return at.to(self.wte.weight.device), turn, *waves
+
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         start, size = (0, T) if cache is None else (cache.t, cache.size)
         if start + T > size and self.config.repair in ("pi", "ntk", "yarn", "selfextend"):
             raise ValueError(f"{self.config.repair}: the cache announced {size} tokens, more came")
-        d, L = self.config.n_embd // self.config.n_head, self.config.block_size
-        turn, at = Turn(self.config.repair, d, L, size), torch.arange(start, start + T)
-        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
-        if cache is not None:
-            at = cache.append("at", at[None, None], *turn.keeps)[0, 0]
+        at = torch.arange(start, start + T)
+        kinds = {False: self.kind(False, at, size, cache)}
+        if self.config.nope_every:
+            kinds[True] = self.kind(True, at, size, cache)
         x = self.drop(self.wte(idx))
         for block in self.h:
-            x = block(x, cache, at.to(idx.device), turn, *waves)
+            x = block(x, cache, kinds)
         logits = self.lm_head(self.ln_f(x))
         loss = None
         if targets is not None:

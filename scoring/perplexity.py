@@ -145,7 +145,7 @@ def token_losses(model, stream, T, options, skip=0):
                 logits = logits.float().transpose(1, 2)  # (B, vocab, piece)
                 loss.append(F.cross_entropy(logits, target, reduction="none"))
         losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
-    return torch.cat(losses).numpy()
+    return torch.cat(losses).double().numpy()  # beyond e^88 a perplexity needs float64
 
 
 def windows(stream, T, tokens, step):

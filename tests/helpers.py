@@ -27,6 +27,7 @@ NAMES = sorted(names.models())
 ENCODERS = [name for name in NAMES if names.is_encoder(names.models()[name][0].GPT)]
 MODELS = [name for name in NAMES if name not in ENCODERS]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=61)
+SMALLER = dict(nope_every=2, window=7)  # of what a name means, to fit into TINY
 INF = float("inf")
 
 
@@ -37,7 +38,8 @@ def module_of(path):
 def make(name, **changes):
     """A small random model; what starts at zero is moved, so that a test of it can fail."""
     torch.manual_seed(0)
-    fields = names.models()[name][1] | TINY | dict(model=name, n_label=200, P=7) | changes
+    fields = names.models()[name][1] | TINY | dict(model=name, n_label=200, P=7)
+    fields |= {field: small for field, small in SMALLER.items() if field in fields} | changes
     model = names.make_model(fields).eval()
     with torch.no_grad():
         for p in model.parameters():

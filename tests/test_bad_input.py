@@ -21,7 +21,7 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--batch_size 0", "--batch_size 0 must be at least 1"),
     ("--learning_rate nan", "--learning_rate nan must be at least 0"),
     ("--learning_rate 1e-4", "--min_lr 0.0004 is more than --learning_rate 0.0001: lower it, too"),
-    ("--device cuda", "--device cuda: torch"),
+    ("--device cuda", "--device cuda:0: torch"),
     ("--n_embd 30 --n_head 4", "n_embd=30 is not divisible by n_head=4"),
     ("--data empty.txt", "empty.txt"),
     ("--data short.txt", "short.txt is too short"),
@@ -29,7 +29,12 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--data flipflop --block_size 65", "block_size=65 must be even and at least 4"),
     ("--model label --n_label 5 --n_embd 16", "tokens do not fit in n_label=5 labels"),
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
-    ("--init_from rope", "its model is rope, not cable"),
+    ("--model rope_nope --n_layer 3", "nope_every=4 of n_layer=3: there is no layer"),
+    ("--model rope_nope --window 300", "window=300 is not within block_size=256"),
+    ("--model rope_window --window -1", "window=-1 is not within block_size=256"),
+    ("--init_from rope", "fit model_cable.py: the shape of wte.weight is (5, 16) there, (257"),
+    ("--model nope --n_layer 1 --n_head 2 --n_embd 16 --init_from cable",
+     "the shape of h.0.attn.w_c.weight is (2, 16) there, none here"),
     ("--init_from cable --norm post", "its norm is pre, not post"),
 ])
 def test_train_says_what_is_wrong(trained, flags, says, tmp_path):
@@ -83,7 +88,7 @@ def test_a_task_file_that_is_gone_is_named(home, tasks):
     words = [word if word != "flipflop" else "parity" for word in TINY_RUN]
     command(home, "train.py", *words, "--out_dir", "run")
     (tasks / "parity.py").unlink()
-    assert "there is no data/parity.py any more" in complaint(home, "eval.py", "run")
+    assert "nor has data/parity.py a class Task" in complaint(home, "eval.py", "run")
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused(home):
@@ -127,7 +132,7 @@ def test_what_is_not_finite_stops_the_run_and_is_named(home, monkeypatch):
     flags = ("--data", "notes", "--max_iters", 40, "--no-evaluate", *TINY_FLAGS, "--learning_rate",
              "1e30", "--warmup_iters", 1, "--out_dir", "run")
     said = complaint(home, "train.py", *flags)
-    assert "is not finite at iter" in said and "a lower --learning_rate may help" in said
+    assert "is not finite by iter" in said and "a lower --learning_rate may help" in said
     assert not (home / "run" / "ckpt.pt").exists()
 
     def poisoned(config, make=names.make_model):
@@ -136,7 +141,7 @@ def test_what_is_not_finite_stops_the_run_and_is_named(home, monkeypatch):
         return model
     monkeypatch.setattr(names, "make_model", poisoned)
     said = complaint(home, "train.py", *flags[:-4], "--out_dir", "run")
-    assert "the gradient of h.0.mlp.c_fc.weight is not finite at iter 1" in said
+    assert "the gradient of h.0.mlp.c_fc.weight is not finite by iter 1" in said
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):

@@ -28,7 +28,8 @@ CHANGES = dict(
     cope=([FORWARD, ATTEND, LAYERS, LOOP],
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
-          r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"),
+          r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"
+          r"|nope|window|kind|positions|distance|log_n"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
     fox=([ATTEND], r"w_f|log_f"),
     stick=([ATTEND], r"attend"), ssmax=([ATTEND], r"learned|\bs\b|self\.s|else:|block_size"),
@@ -41,7 +42,7 @@ CHANGES = dict(
               r"norm|SCHEMES|rotate|\bpos\b|\bstart\b|final|first|ln_0|rope|\bpe\b|raise"))
 SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
 MOST_CHANGED = dict(fox=45, ssmax=35, diff=80, tra=80, stick=80, cable=90, postnorm=107, cope=115,
-                    rope=160, path=155)
+                    rope=205, path=155)
 
 
 def source_of(path, name):

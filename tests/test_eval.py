@@ -35,9 +35,17 @@ def test_another_evaluation_does_not_replace_the_first(trained, home):
         for m in by_metric.values():
             assert 0 <= m["low"] <= m["value"] <= m["high"] <= 1
     command(home, *few, "--lengths", 16, 32, "--split", "iid")
+    command(home, "eval.py", "run/best.pt", "--sequences", 5)
+    for _ in range(2):  # the same command writes the same file
+        command(home, *few, "--dtype", "bfloat16")
     files = sorted(path.name for path in (home / "run").glob("eval*.json"))
-    assert files == ["eval.16.32.split-iid.sequences-5.json", "eval.json"]
+    assert files == ["eval-2.json", "eval-3.json", "eval-4.json", "eval.json"]
     assert written(home / "run" / "eval.json") == first
+    assert list(written(home / "run" / "eval-2.json")["runs"][0]["scores"]) == ["16", "32"]
+    for other in ("tra", "rope"):  # several: in out/
+        command(home, "eval.py", "run", trained / other, "--sequences", 5)
+    pairs = [written(home / "out" / f"{name}.json")["runs"] for name in ("eval", "eval-2")]
+    assert [[row["model"] for row in rows] for rows in pairs] == [["rope", "tra"], ["rope"] * 2]
 
 
 def test_a_task_with_a_known_distribution_from_training_to_figures(home):

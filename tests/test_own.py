@@ -83,6 +83,9 @@ def test_the_readmes_task_in_every_command(tasks, home):
         (home / "p.png").unlink()
     command(home, "train.py", "--resume", run, "--max_iters", 3, "--no-evaluate")
     assert "writes no text" in complaint(home, "sample.py", run)
+    (tasks / "parity.py").unlink()
+    for script in (["eval.py"], ["sample.py"], ["train.py", "--resume"]):
+        assert "nor has data/parity.py a class Task" in complaint(home, *script, run)
 
 
 @pytest.mark.parametrize("old, new, says", [

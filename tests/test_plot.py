@@ -68,6 +68,13 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
     assert labels_of(drawn[1])[:2] == ["b", "a"]
 
 
+def test_a_name_is_text_whatever_it_begins_with(drawn, tmp_path):
+    row = text_row("_a$b$", {"16": 2.0, "32": 3.0})
+    plot.main(["lengths", write(tmp_path / "text.json", [row])])
+    assert " _a$b$" in labels_of(drawn[0])
+    assert not drawn[0].axes[0].title.get_parse_math()
+
+
 def test_mistakes_are_one_line(trained, home):
     write(home / "text.json", [text_row("rope", {"16": 2.0})])
     for words, said in (("lengths nowhere", "could not read nowhere"),

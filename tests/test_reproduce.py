@@ -148,13 +148,14 @@ def test_tables_of_tasks_by_hand():
         rates = iter(values)
         return {T: {split: dict(exact=dict(value=next(rates), low=0.25, high=0.75))
                     for split in ("iid", "far")} for T in ("8", "1024")}
-    result = dict(splits=["iid", "far"], runs=[
+    columns = [("iid", "iid", "exact"), ("far", "far", "exact")]
+    result = dict(columns=columns, runs=[
         dict(model="a", scores=scored(0.5, 0.25, 0.375, 0.125)),
         dict(model="a", scores=scored(0.625, 0.5, 0.75, 0.25)),
         dict(model="b", scores=scored(0.5, 0.625, 0.25, 0.5))])
     (_, table), = tables.task_tables(result)
     found = cells_of(table)
-    assert found[0] == ["model", "runs", "iid 8", "iid 1,024", "far 8", "far 1,024"]
+    assert found[0] == ["model", "seeds", "iid", "iid 1,024", "far", "far 1,024"]
     assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
@@ -166,4 +167,4 @@ def test_a_flag_that_stands_twice_counts_once():
     one, two = (dict(label=label, train_command=f"python train.py --data x --model {model} {own}",
                      command="python eval.py out/a --out b")
                 for label, model, own in (("fox", "fox", "--qk_norm"), ("b", "tra", "--P 4")))
-    assert pages.differing([one, two]) == {"b": "`--model tra` `--P 4` no `--qk_norm`"}
+    assert pages.differing([one, two]) == {"fox": "", "b": "`--model tra` `--P 4`"}

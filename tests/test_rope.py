@@ -1,15 +1,19 @@
-"""rivals/rope.py: each repair against a float64 double loop, whole and over a cache."""
+"""rivals/rope.py: each kind of layer against a float64 double loop, whole and over a cache."""
 import cmath
 import math
 
 import pytest
 import torch
 
+from common.spy import spy
 from rivals.rope import REPAIRS, SINKS, Cache, Turn, literal, rope_attention, turned
-from tests.helpers import TINY_FLAGS, close, command, complaint, make
+from tests.helpers import INF, TINY_FLAGS, N, close, command, complaint, make, mlp_by_hand
 
 L = 12
 LENGTHS = 5, L, 3 * L + 5
+MIXED = [("rope_nope", dict()), ("rope_nope", dict(repair="log_n")),
+         ("rope_nope", dict(window=0, repair="log_n")),
+         ("rope_nope", dict(window=0, repair="yarn")), ("rope_window", dict())]
 
 
 def frequencies(repair, d, T):
@@ -29,10 +33,12 @@ def frequencies(repair, d, T):
             (0.1 * math.log(s) + 1) ** 2)
 
 
-def by_hand(q, k, v, repair):
+def by_hand(q, k, v, repair, window=INF, nope=False):
     """q, k, v (T, d), not turned yet -> (T, d), a key at a time."""
     T, d = q.shape
     theta, factor = frequencies(repair, d, T)
+    if nope:
+        theta = [0] * (d // 2)
     W, out = L // 2, []
     G = max(1, math.ceil((T - W) / (L - W)))
     for i in range(T):
@@ -40,7 +46,7 @@ def by_hand(q, k, v, repair):
         logits, values = [], []
         for j in range(i + 1):
             dist = i - j
-            if repair == "window" and dist >= L:
+            if dist >= (L if repair == "window" else window):
                 continue
             if repair == "sinks" and j < SINKS:
                 dist = min(i, L - 1) - j
@@ -75,10 +81,39 @@ def test_a_repair_is_its_formula(repair, T):
             close(rope_attention(*fewer), want[:, :, -n:], 1e-9)
 
 
-@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("name, changes", MIXED)
+def test_a_mixture_is_its_layers(name, changes):
+    """Layer 0 has RoPE, and in rope_nope layer 1 has no positions; literal says the same."""
+    model = make(name, **changes, block_size=L, n_head=2, n_embd=16).double()
+    config, idx = model.config, torch.randint(61, (1, 3 * L - 1))
+    with spy(model) as calls, torch.no_grad():
+        got = model(idx)[0]
+        x = model.wte.weight[idx]
+        for layer, block in enumerate(model.h):
+            nope = name == "rope_nope" and layer == 1
+            near = INF if nope or not config.window else config.window
+            repair = config.repair if nope == (config.repair == "log_n") else ""
+            qkv = (N(x, block.ln_1, 1e-6) @ block.attn.c_attn.weight.T)[0].view(-1, 3, 2, 8)
+            heads = [by_hand(*qkv[:, :, head].unbind(1), repair, near, nope) for head in range(2)]
+            y, parts = literal(*calls[layer])
+            close(y, torch.stack(heads)[None], 1e-9)
+            assert parts["step"].any() != nope
+            x = x + torch.cat(heads, -1) @ block.attn.c_proj.weight.T
+            x = x + mlp_by_hand(N(x, block.ln_2, 1e-6), block.mlp)
+        close(got, N(x, model.ln_f, 1e-6) @ model.wte.weight.T, 2e-6)
+
+
+def test_without_positions_anywhere_it_is_the_plain_gpt():
+    model, plain = make("rope_nope", nope_every=1), make("nope")
+    idx = torch.randint(61, (2, 40))
+    with torch.no_grad():
+        assert torch.equal(model(idx)[0], plain(idx)[0])
+
+
+@pytest.mark.parametrize("name, changes", [("rope", dict(repair=r)) for r in REPAIRS] + MIXED)
 @pytest.mark.parametrize("pieces", [[1] * 41, [17, 1, 20, 3]])
-def test_cached_is_whole_and_no_later_token_matters(repair, pieces):
-    model = make("rope", repair=repair, block_size=L, n_head=2).double()
+def test_cached_is_whole_and_no_later_token_matters(name, changes, pieces):
+    model = make(name, **changes, block_size=L, n_head=2).double()
     idx = torch.randint(61, (2, 41))
     whole, _ = model(idx)
     cache = Cache(41)
@@ -98,14 +133,33 @@ def test_a_window_keeps_constant_memory(repair):
     assert cache.t == 280 and max(x.size(2) for x in cache.buf.values()) <= L + SINKS
 
 
+def test_only_a_layer_without_positions_keeps_a_whole_text():
+    model, cache = make("rope_nope", window=5), Cache(60)
+    with torch.no_grad():
+        for _ in range(6):
+            model(torch.zeros(1, 10, dtype=torch.long), cache=cache)
+    assert [cache.buf[name].size(2) for name in ("k0", "v0", "k1", "v1")] == [5, 5, 60, 60]
+
+
+def test_repairs_of_layers_that_see_no_new_distance_are_refused():
+    for name in ("rope_nope", "rope_window"):
+        for repair in set(REPAIRS[1:]) - {"log_n" if name == "rope_nope" else ""}:
+            with pytest.raises(ValueError, match=f"repair={repair}: layers with a window see no"):
+                make(name, repair=repair)
+
+
 def test_set_changes_a_run_at_test_time(home):
     command(home, "train.py", "--model", "rope", "--data", "notes", "--max_iters", 1,
             "--no-evaluate", *TINY_FLAGS, "--out_dir", "run")
     before = (home / "run" / "ckpt.pt").read_bytes()
     said, _ = command(home, "eval.py", "run", "--set", "repair=window", "--lengths", 16, 64)
-    assert "run (repair=window)" in said and (home / "run" / "eval.repair-window.json").exists()
+    assert "run (repair=window)" in said and (home / "run" / "eval.json").exists()
     assert (home / "run" / "ckpt.pt").read_bytes() == before
     command(home, "sample.py", "run", "--set", "repair=sinks", "--max_new_tokens", 40)
+    command(home, "train.py", "--model", "rope", "--data", "notes", "--max_iters", 1,
+            "--no-evaluate", *TINY_FLAGS, "--nope_every", 1, "--out_dir", "mixed")
+    command(home, "eval.py", "mixed", "--set", "repair=log_n", "--lengths", 16, 64)
+    assert (home / "mixed" / "eval.repair-log_n.json").exists()
     takes = "rivals/rope.py takes NAME=VALUE at test time, NAME one of: repair"
     for change, says in (("repiar=pi", takes), ("n_head=1", takes),
                          ("repair=yam", "is not one of pi"), ("repair", takes)):

@@ -33,8 +33,7 @@ def test_sampling(trained, tmp_path):
         assert says in complaint(trained, "sample.py", "cable", *flags)
 
 
-def test_sampling_with_a_cache_that_grows_is_sampling_without(monkeypatch):
-    monkeypatch.setattr(sample, "AHEAD", 8)
+def test_sampling_over_a_cache_is_sampling_without():
     for name in ("cable", "rope"):
         model, idx = make(name), torch.randint(0, 61, (1, 5))
         for how in (dict(temperature=0), dict(temperature=1.0, top_k=7, vocab_size=50),
@@ -44,6 +43,15 @@ def test_sampling_with_a_cache_that_grows_is_sampling_without(monkeypatch):
             torch.manual_seed(3)
             assert torch.equal(new, written_without_a_cache(model, idx, 16, **how))
             assert new.max() < how.get("vocab_size", 61) and len(new.unique()) > 1
+
+
+def test_a_cache_is_told_how_many_tokens_there_will_be(monkeypatch):
+    """All of them, as what a repair of RoPE does depends on it."""
+    told = []
+    monkeypatch.setattr(sample, "new_cache", lambda model, size: told.append(size))
+    monkeypatch.setattr(sample, "read", lambda *_: torch.zeros(1, 1, 4))
+    next(sample.generate(None, torch.zeros(1, 20_000, dtype=torch.long), 9))
+    assert told == [20_009]
 
 
 def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):

@@ -107,6 +107,12 @@ def test_measure_by_length():
     assert (scores["precision"][1] == 0).all() and (scores["precision"][2] == -1).all()
 
 
+SET = dict(data="set_complement", n=6, block_size=2, batch_size=4, longest=5, at=[3, 3])
+EXACT = SET | dict(n=8, longest=7, at=[4, 4], exact=True)
+DYCK = dict(data="dyck", k=2, m=2, block_size=4, batch_size=4, longest=16, at=[5, 16])
+MAXIMUM = dict(data="max_retrieval", batch_size=4, longest=32, at=[32, 32])
+
+
 def small(name, panels):
     """One of the papers' random searches, of two steps."""
     entry = postnorm.ENTRIES[name]
@@ -115,10 +121,8 @@ def small(name, panels):
 
 
 @pytest.mark.parametrize("name, panels", [
-    ("postnorm_fig2", {"a": dict(data="max_retrieval", batch_size=4, longest=32, at=(32, 32))}),
-    ("postnorm_fig3", postnorm.dyck_panels(4, (2, 2, 4))),
-    ("postnorm_theorem", postnorm.exact_panels(4, (8, 2))),
-    ("postnorm_bema", postnorm.set_panels(4, (6, 2)))])
+    ("postnorm_fig2", {"a": MAXIMUM}), ("postnorm_fig3", {"a": DYCK}),
+    ("postnorm_theorem", {"a": EXACT}), ("postnorm_bema", {"a": SET})])
 def test_every_random_search_is_made_and_put_in_a_table(name, panels, home, here, monkeypatch):
     monkeypatch.setattr(search, "SEQUENCES", 16)
     monkeypatch.setattr(search, "theorem", functools.partial(search.theorem, 8, 10.0, 4))

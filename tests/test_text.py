@@ -55,6 +55,7 @@ def test_bytes_round_trip():
         assert ids[0] == encoding.eot_token == 256
         assert encoding.decode_bytes(ids[1:].tolist()) == text
     assert data.text.labels_of(encoding, [256, 10, 97]) == ["·", "\\n", "a"]
+    assert data.text.labels_of(encoding, [257, 97]) == ["<257>", "a"]  # as gpt2 has 47 for the GPU
 
 
 def test_other_tokenizers_need_utf8_and_say_which_file_is_not(prepared, words):

@@ -194,3 +194,22 @@ def test_a_run_begins_with_the_weights_of_another(home):
             "--init_from", "a", "--out_dir", "b")
     a, b = (torch.load(home / name / "ckpt.pt", weights_only=True) for name in "ab")
     assert b["iter"] == 1 and all(torch.equal(x, b["model"][n]) for n, x in a["model"].items())
+
+
+def test_positions_are_dropped_and_taken_back(home):
+    """DroPE: the weights of rope go on without positions; and the other way round."""
+    flags = "--data", "notes", "--no-evaluate", *TINY_FLAGS, "--eval_interval", 1
+    command(home, "train.py", *flags, "--model", "rope", "--max_iters", 5, "--out_dir", "rope")
+    still, before = ("--max_iters", 1, "--learning_rate", 0, "--min_lr", 0), "rope"
+    for model in ("nope", "rope_window"):
+        said, _ = command(home, "train.py", *flags, *still, "--model", model, "--init_from", before,
+                          "--out_dir", model, *(["--window", 16] if "window" in model else []))
+        iters = dict(rope=5, nope=1)[before]
+        assert f"takes over the weights of {before}, a {before}, at iter {iters}" in said
+        before = model
+    runs = [torch.load(home / name / "ckpt.pt", weights_only=True)
+            for name in ("rope", "nope", "rope_window")]
+    for run in runs:
+        assert all(torch.equal(x, runs[0]["model"][name]) for name, x in run["model"].items())
+    with_rope, without, again = (losses(home / run["config"]["model"])[1] for run in runs)
+    assert again[1] == with_rope[5] != without[1]

@@ -28,18 +28,6 @@ LONG = f"{TRAIN} --max_iters 3000 --eval_interval 600"  # 12 million bytes: see 
 SHORT = f"{TRAIN} --max_iters 375 --eval_interval 75"   # an eighth
 FAR = "--lengths 256 512 1024 2048 4096 --strided"
 
-# what of the papers stands beside lm's: the n-th numbers of an entry, and what has none of its own
-PAPERS = {
-    "CABLE, Table 1 (1,024)": ("cable_table1", 1, {
-        "k_cable": "Figure 4", "sinusoidal, trained on 2,048": "section 6"}),
-    "the same, read at 15,360": ("cable_table1", 5, {}),
-    "CABLE, FineWeb-Edu medium (1,024)": ("cable_table1_fineweb", 1, {}),
-    "CoPE, Tables 5 and 8 (1,024)": ("cope_table5", 0, {
-        "cope_sep": 23.18, "cope_alibi": 25.09, "cope, trained on 128": "Figure 3",
-        "relative, trained on 128": "Figure 3"}),
-    "CoPE, Table 5, code (4,096)": ("cope_code", 0, {}),
-    "TRA, Table 2 (128)": ("tra_table2", 0, {"tra, trained on 128": "the same length"})}
-
 
 def flags(row, rate, changes=""):
     words = f"--model {NAMES.get(row, row)} --learning_rate {rate} --min_lr {float(rate) / 10:g}"

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import model_cable
+from experiments.variants import heads, joined, replace_attention
 from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
 
 
@@ -49,42 +50,23 @@ def literal(q, k, v, S, g=None, log_kernel="outside"):
 
 def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
     """
-    Causal attention by torch's fused call.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
     float64. Returns (B, H, Tq, d).
     """
-    Tq, Tk = q.size(2), k.size(2)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
-    distance = S[:, :, Tk - Tq:, None] - S[:, :, None, :]                   # (B, H, Tq, Tk)
-    g = 1 if g is None else g[..., None]
-    if log_kernel == "outside":
-        bias = -g * torch.log1p(distance * distance)
-    else:
-        bias = -torch.log1p((g * distance)**2)
-    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return literal(q, k, v, S, g, log_kernel)[0]
 
 
 class CausalSelfAttention(model_cable.CausalSelfAttention):
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.log_kernel = config.log_kernel
-
-    def forward(self, x, cache):  # model_cable.py's, but for the attention
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+    def forward(self, x, cache):
+        q, k, v = heads(self, x, cache)
         a = self.step(self.w_c(x).float()).transpose(1, 2)                  # (B, H, T)
         g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s else None
         if cache is not None:
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
             a = cache.append(f"a{self.layer}", a)
-        y = k_cable_attention(q, k, v, a.cumsum(-1), g, self.log_kernel)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        y = k_cable_attention(q, k, v, a.cumsum(-1), g, self.config.log_kernel)
+        return joined(self, y)
 
 
 class GPT(model_cable.GPT):
@@ -92,7 +74,4 @@ class GPT(model_cable.GPT):
         if config.log_kernel not in ("outside", "inside"):
             raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-from torch.nn import functional as F
 
 import model_cope
+from experiments.variants import heads, joined, replace_attention
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
 from rivals import classics
 from rivals.classics import Relative
@@ -69,24 +69,12 @@ def literal(q, k, v, position, unturned, gate_keys=None):
 
 def counting_attention(q, k, v, position, unturned, gate_keys=None):
     """
-    The same, faster, by torch's fused call.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     position: a Position; unturned (B, H, Tq, d) are the queries that it sees; gate_keys
     (B, H, Tk, d) are what the gates see, None for k. Returns (B, H, Tq, d).
     """
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    gate_keys = (k if gate_keys is None else gate_keys).flip(2)
-    k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
-    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
-    j = torch.arange(Tk, device=q.device).flip(0)
-    float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
-    gates = (q @ gate_keys.transpose(-1, -2)).to(float_type)
-    step = (gates / math.sqrt(d)).sigmoid() * (j <= i)
-    bias = position(unturned, position.clamp(step.cumsum(-1)))              # (B, H, Tq, Tk)
-    if position.relative is not None:
-        bias = bias + position.relative.bias(q, i, j)
-    bias = bias.masked_fill(j > i, float("-inf")).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return literal(q, k, v, position, unturned, gate_keys)[0]
 
 
 def given_slopes(config):
@@ -160,29 +148,19 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         if config.plus == "rope":
             self.rope = Turn("", config.n_embd // config.n_head, config.block_size, 1)
 
-    def forward(self, x, cache, position):  # model_cope.py's, but for the attention
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        gate_keys = None
+    def forward(self, x, cache, position):
+        q, k, v = heads(self, x, cache)
+        gate_keys = v if self.gates == "val" else None
         if self.gates == "sep":
-            gate_keys = self.w_g(x).view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        if cache is not None:  # counts start at the query: nothing else to remember
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            if gate_keys is not None:
+            gate_keys = self.w_g(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            if cache is not None:
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
-        if self.gates == "val":
-            gate_keys = v
         unturned = q
         if self.rope is not None:
             pos = torch.arange(k.size(2))
-            q = turned(q, self.rope.waves(pos[-T:]))
+            q = turned(q, self.rope.waves(pos[-q.size(2):]))
             k = turned(k, self.rope.waves(pos))
-        y = counting_attention(q, k, v, position, unturned, gate_keys)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        return joined(self, counting_attention(q, k, v, position, unturned, gate_keys))
 
 
 def check(config):
@@ -192,8 +170,6 @@ def check(config):
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
     if config.plus == "rope" and config.gates != "key":
         raise ValueError("plus=rope turns q and k: its gates can only be key gates")
-    if config.plus == "rope" and config.n_embd // config.n_head % 2:
-        raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
     if config.drop and config.P < 2:
         raise ValueError("drop needs P of at least 2: a query's own key stays")
 
@@ -203,10 +179,7 @@ class GPT(model_cope.GPT):
     def __init__(self, config):
         check(config)
         super().__init__(config)
-        weights = {name: w for name, w in self.state_dict().items() if name[0] == "h"}
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights, strict=False)  # as they start there
+        replace_attention(self, CausalSelfAttention)
         shared = config.share and (config.position != "alibi" or config.slopes)
         uses = [config.position] * (1 if shared else config.n_layer)
         if config.first:

@@ -2,18 +2,11 @@
 Hard attention (CoPE, Table 7 and appendix C): a query takes the one key that it likes best. The
 weights' gradient is softmax's, straight-through. Positions are learned, as in rivals/classics.py.
 """
-from dataclasses import dataclass
-
 from torch.nn import functional as F
 
+from experiments.variants import heads, joined, replace_attention
 from rivals import classics
-from rivals.classics import Cache  # noqa: F401  (decoding asks the module for it)
-
-
-@dataclass
-class GPTConfig(classics.GPTConfig):
-    pe: str = "learned"  # no other
-
+from rivals.classics import Cache, GPTConfig  # noqa: F401  (asked for here)
 
 VARIANTS = dict(learned_hard=dict(pe="learned"))
 
@@ -40,22 +33,10 @@ def hard_attention(q, k, v):
 
 class CausalSelfAttention(classics.CausalSelfAttention):
     def forward(self, x, cache, pe):
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
-        if cache is not None:
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = hard_attention(q, k, v)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        return joined(self, hard_attention(*heads(self, x, cache)))
 
 
 class GPT(classics.GPT):
     def __init__(self, config):
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)

@@ -34,33 +34,28 @@ class MinimalTransformer(nn.Module):
     f(t) = B_last + sum_i a_i D_{t_i} / sum_i a_i, with B = E U the embedding times the unembedding,
     a = exp(E W_Q (E W_K)^T) the weights, D = E W_V W_O U. n tokens; d, d_k, d_v are free.
     norm: none or one of SCHEMES; output is section 4.3's remedy alone; ssmax is pre_final with
-    logits times s ln l of the l tokens so far (rivals/ssmax.py). constant=True gives every
-    token the same weight, as the theorem assumes.
+    logits times s ln l of the l tokens so far (rivals/ssmax.py).
     """
-    def __init__(self, n, d, d_k=1, d_v=None, norm="none", constant=False):
+    def __init__(self, n, d, d_k=1, d_v=None, norm="none"):
         super().__init__()
         d_v = d if d_v is None else d_v
         shapes = dict(E=(n, d), W_Q=(d, d_k), W_K=(d, d_k), W_V=(d, d_v), W_O=(d_v, d), U=(d, n))
         for name, shape in shapes.items():
             w = nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04)
             self.register_parameter(name, nn.Parameter(w))
-        self.norm, self.constant = norm, constant
+        self.norm = norm
         self.s = nn.Parameter(torch.ones(1)) if norm == "ssmax" else None
         norms = [nn.RMSNorm(d, eps=1e-12) for _ in range(4)]
         self.first, self.before, self.after, self.last = norms
 
     def attend(self, x):
         T = x.size(-2)
-        v = x @ (self.W_V @ self.W_O)
-        if self.constant:
-            return v.cumsum(-2) / torch.arange(1, T + 1, device=x.device)[:, None]
-        q, k = x @ self.W_Q, x @ self.W_K
+        v, q, k = x @ (self.W_V @ self.W_O), x @ self.W_Q, x @ self.W_K
         later = torch.ones(T, T, device=x.device).triu(1).bool()
         a = q @ k.transpose(-1, -2)
         if self.s is not None:
             a = a * self.s * torch.arange(1.0, T + 1, device=x.device).log()[:, None]
-        a = a.masked_fill(later, float("-inf"))
-        return a.softmax(-1) @ v
+        return a.masked_fill(later, float("-inf")).softmax(-1) @ v
 
     def forward(self, idx):
         """idx (B, T) -> logits (B, T, n): row t is what follows the first t + 1 tokens."""
@@ -73,13 +68,13 @@ class MinimalTransformer(nn.Module):
 
 def hard_coded(n, c, norm="none", centred=False):
     """
-    In the manner of Example 4.1, in float64: d = d_v = n - 1, constant attention, E = [I; -1^T],
-    U = c [-I | 0]. A set's last token is c (1 + 1/l) below the absent ones, its others c / l:
-    diluted. centred=True has E E^T = I - J/n and U = -c E^T instead, for which a norm on the
-    attention output gives gaps of c sqrt(n (n - 1) / (l (n - l))): bounded from below at every
-    length.
+    In the manner of Example 4.1, in float64: d = d_v = n - 1, W_Q = 0, so that every token has the
+    same weight, E = [I; -1^T], U = c [-I | 0]. A set's last token is c (1 + 1/l) below the absent
+    ones, its others c / l: diluted. centred=True has E E^T = I - J/n and U = -c E^T instead, for
+    which a norm on the attention output gives gaps of c sqrt(n (n - 1) / (l (n - l))): bounded from
+    below at every length.
     """
-    model = MinimalTransformer(n, n - 1, 1, n - 1, norm, constant=True).double()
+    model = MinimalTransformer(n, n - 1, 1, n - 1, norm).double()
     eye = torch.eye(n - 1, dtype=torch.float64)
     if centred:  # n points in n - 1 dimensions: the eigenvectors of I - J/n whose eigenvalue is 1
         E = torch.linalg.eigh(torch.eye(n, dtype=torch.float64) - 1 / n).eigenvectors[:, 1:]

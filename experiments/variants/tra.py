@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import model_tra
+from experiments.variants import heads, joined, replace_attention
 from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
 
 
@@ -67,22 +68,11 @@ def parts_attention(q, k, v, log_decay, drop=True, distance="survivors"):
 
 
 class CausalSelfAttention(model_tra.CausalSelfAttention):
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.options = config.drop, config.distance
-
-    def forward(self, x, cache):  # model_tra.py's, but for the attention
-        B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3 * self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)                       # (B, H, T, d)
-        if self.qk_norm:  # .to: autocast would leave them in float32
-            q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
+    def forward(self, x, cache):
+        q, k, v = heads(self, x, cache)
         log_decay = F.logsigmoid(self.w_f(x).float()).transpose(1, 2)       # (B, H, T)
-        if cache is not None:  # counts start at the query: nothing else to remember
-            k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = parts_attention(q, k, v, log_decay, *self.options)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        y = parts_attention(q, k, v, log_decay, self.config.drop, self.config.distance)
+        return joined(self, y)
 
 
 class GPT(model_tra.GPT):
@@ -90,10 +80,7 @@ class GPT(model_tra.GPT):
         if config.distance not in ("survivors", "plain", "none"):
             raise ValueError(f"distance={config.distance!r} is not one of survivors, plain, none")
         super().__init__(config)
-        weights = self.state_dict()
-        for layer, block in enumerate(self.h):
-            block.attn = CausalSelfAttention(config, layer)
-        self.load_state_dict(weights)  # as they start there
+        replace_attention(self, CausalSelfAttention)
         for module in self.h.modules():
             if config.torch_init and isinstance(module, nn.Linear):
                 module.reset_parameters()
