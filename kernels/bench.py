@@ -53,14 +53,6 @@ def turns(args, steps):
     return {name: statistics.median(times[2:]) for name, times in seconds.items()}
 
 
-def extra_memory(f):
-    """Peak memory on a GPU of f beyond what is held before it, in GB."""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.max_memory_allocated()
-    f()
-    return (torch.cuda.max_memory_allocated() - before) / 1e9
-
-
 def show(title, rows):
     """Print rows, a line each -> rows"""
     print(title)
@@ -117,9 +109,9 @@ def compile_first(args, name):
 def train(args):
     names = compared(args)
     if args.device.type == "cuda":  # one after the other, seven models took 15 minutes
-        asked = argparse.Namespace(**vars(args) | dict(autocast=None, keep=None))
+        asked = argparse.Namespace(**vars(args) | dict(autocast=None))  # the child makes its own
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(4, context) as pool:  # of GPT-2 small's size, each takes 12 GB
+        with ProcessPoolExecutor(3, context) as pool:  # GPT-2 small may take 20 GB each
             list(pool.map(compile_first, [asked] * len(names), names))
     steps = {name: training_step(args, name) for name in names}
     seconds = turns(args, {name: step for name, (step, _) in steps.items()})
@@ -154,12 +146,12 @@ def decode(args):
 
 def attention(args):
     """By length and name: forward alone, and forward and backward."""
-    rows, several = {}, set(args.ways) - {"kernel"}
+    rows = {}
     for T in args.lengths or [1024, 4096]:
         rows[T] = {}
         for name, model, calls in inputs(args, T):
             measure(args, rows[T], name, model, calls, "forward")
-            if T <= 4096 or not several:  # for its backward a plain function keeps every bias
+            if T <= 4096 or args.ways == ["kernel"]:  # plain functions keep T x T for backward
                 measure(args, rows[T], name, model, calls, "both")
         show(f"attention, {T:,} tokens", rows[T])
         for name, row in rows[T].items():
@@ -260,8 +252,11 @@ def measure(args, rows, name, model, calls, key):
         row = rows.setdefault(label, {})
         row.setdefault(f"{key}_ms", 1000 * t)
         row.setdefault(f"{key}_of_sdpa", t / seconds["sdpa"])
-        if args.device.type == "cuda":
-            row.setdefault(f"{key}_GB", extra_memory(steps[label]))
+        if args.device.type == "cuda":  # the most that it needs beyond what is held before
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.max_memory_allocated()
+            steps[label]()
+            row.setdefault(f"{key}_GB", (torch.cuda.max_memory_allocated() - before) / 1e9)
     if key == "both" and {name, kernel} <= steps.keys():
         rows[kernel]["differs"] = difference(steps[kernel](), steps[name]())
 

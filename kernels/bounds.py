@@ -1,4 +1,7 @@
-"""Which keys have decayed so far that they do not matter: for CABLE, FoX and ALiBi."""
+"""
+Which keys have decayed so far that they do not matter: for CABLE, FoX and ALiBi on a CPU. On a GPU
+the kernel finds them itself (separable_forward).
+"""
 import math
 
 import torch

@@ -251,22 +251,13 @@ def bands(limit, Tk, BM, BN):
     many there are, for which we must wait for the GPU.
     """
     Tq = limit.size(2)
-    first, last = reach(limit, Tk, BM, BN)
+    limit = F.pad(limit.flatten(0, 1), (0, -Tq % BM), value=Tk)
+    first = limit.unflatten(1, (-1, BM)).amin(2) // BN
     block = torch.arange(first.size(1), device=limit.device)
+    last = block.new_full((first.size(0), triton.cdiv(Tk, BN)), -1)  # in no block's band
+    # of blocks, not of rows: atomics of all rows on a tile would take turns
+    last = last.scatter_reduce(1, first.long(), block.expand_as(first), "amax").cummax(1)[0].int()
     top = ((block + 1) * BM).clamp(max=Tq).add(Tk - Tq - 1) // BN
     size = top - first + 1
     end = size.flatten().cumsum(0).view_as(size)
     return first, last, end - size - first, int(end[-1, -1])
-
-
-def reach(limit, Tk, BM, BN):
-    """
-    limit (B, H, Tq), the first key of each row -> first (B H, blocks) and last (B H, tiles) as in
-    bands; -1 for a tile in no row's reach. By blocks: atomics of all rows on a tile take turns.
-    """
-    limit = limit.flatten(0, 1)
-    limit = F.pad(limit, (0, -limit.size(1) % BM), value=Tk)
-    first = limit.unflatten(1, (-1, BM)).amin(2) // BN
-    block = torch.arange(first.size(1), device=limit.device).expand_as(first)
-    last = block.new_full((first.size(0), triton.cdiv(Tk, BN)), -1)
-    return first, last.scatter_reduce(1, first.long(), block, "amax").cummax(1)[0].int()

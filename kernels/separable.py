@@ -274,8 +274,8 @@ def cable_attention(q, k, v, S, g=None):
         return None
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     g = S.new_ones(q.shape[:3]) if g is None else g
-    S = S.float().contiguous()
-    g = g.float().contiguous()
+    S = S.float().expand(k.shape[:3]).contiguous()
+    g = g.float().expand(q.shape[:3]).contiguous()
     return separable(q, k, v, S, g)[0]
 
 
@@ -286,5 +286,5 @@ def fox_attention(q, k, v, F_):
 
 def alibi_attention(q, k, v, slopes):
     """alibi_attention of rivals/classics.py, slopes (H,): CABLE with S_i = i, g the slope."""
-    S = torch.arange(k.size(2), dtype=torch.float32, device=q.device).expand(k.shape[:3])
-    return cable_attention(q, k, v, S, slopes[None, :, None].expand(q.shape[:3]))
+    S = torch.arange(k.size(2), dtype=torch.float32, device=q.device)
+    return cable_attention(q, k, v, S, slopes[None, :, None])

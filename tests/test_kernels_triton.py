@@ -115,15 +115,16 @@ def test_every_way_is_its_plain_function_interpreted_too(plain, dtype, T, walk, 
 
 
 @with_kernels
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 4e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("Tq, Tk, d, rate", [
     (1, 1, 16, 1), (37, 37, 64, 1), (65, 65, 40, 0), (130, 130, 16, 30), (33, 130, 64, 1),
     (2, 70, 80, 1), (70, 70, 128, 1), (300, 300, 32, 1)])
-def test_interpreted_kernel_cable(Tq, Tk, d, rate):
+def test_interpreted_kernel_cable(Tq, Tk, d, rate, dtype, tolerance):
     """Small steps, none, and huge ones; the queries of a cache; heads that fill no tile."""
     torch.manual_seed(0)
-    inputs = [*(heads(1, 1, T, d) for T in (Tq, Tk, Tk)), rate * steps_of(1, 1, Tk)]
+    inputs = [*(heads(1, 1, T, d, dtype) for T in (Tq, Tk, Tk)), rate * steps_of(1, 1, Tk)]
     inputs.append(F.softplus(torch.randn(1, 1, Tq)))
-    tolerance = 1e-5 * max(1, rate)  # the gradient of g is a sum of S_i - S_j
+    tolerance *= max(1, rate)  # the gradient of g is a sum of S_i - S_j
     same_as(literal_of(model_cable), kernels.separable.cable_attention, inputs, tolerance, summed)
 
 
@@ -268,33 +269,10 @@ def test_interpreted_kernel_operators_and_checkpointing():
         checkpoint(f, q, k, v, last, use_reentrant=False).sum().backward()
         assert q.grad.abs().max() > 0
     ops = torch.ops.nanope
+    assert torch.Tag.cudagraph_unsafe in ops.cope_backward.default.tags  # it waits for the GPU
     torch.library.opcheck(ops.cope.default, (q, k, v, z, None))
     torch.library.opcheck(ops.tra.default, (q, k, v, log_decay))
     torch.library.opcheck(ops.separable.default, (q, k, v, S, g))
-
-
-@with_kernels
-@pytest.mark.parametrize("case, most", [
-    ("cable", 2), ("fox", 2), ("tra", 2), ("cope key P=5", 2), ("cope sep P=64", 4)])
-def test_interpreted_kernel_rounds_like_the_plain_function(case, most):
-    """
-    Output and gradients in float32: the root mean square of the error against float64 is at most
-    twice that of the plain function in float32. (Four times where CoPE counts to 63: on a CPU
-    torch.cumsum adds float32 numbers in float64, which a GPU does not.)
-    """
-    module, _, args = example(case, Tq=150, Tk=150, B=1, H=1, d=24)
-    inputs = [x for x in args if torch.is_tensor(x)]
-    dy = torch.randn(1, 1, 150, 24)
-    plain = plain_function(module)
-    truth = gradients(plain, inputs, dy.double())
-
-    def error(f):
-        squares = []
-        got = gradients(f, [x.float().to(DEVICE) for x in inputs], dy.to(DEVICE))
-        for a, b in zip(got, truth):
-            squares.append(((a.cpu() - b) ** 2).mean() / (b ** 2).mean())
-        return sum(squares) ** 0.5
-    assert 0 < error(WAYS[plain.__name__]) <= most * error(plain)
 
 
 @pytest.mark.parametrize("case", [*FORKED, "cable_nw", "cope sep P=5"])
@@ -371,11 +349,6 @@ def compiled(fn, constants, target):
         if not done.returncode:
             break
     return done.stderr
-
-
-@needs_triton
-def test_no_cuda_graph_of_an_operator_that_waits():
-    assert torch.Tag.cudagraph_unsafe in torch.ops.nanope.cope_backward.default.tags
 
 
 @needs_triton

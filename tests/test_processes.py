@@ -16,7 +16,7 @@ from tests.helpers import ONE_THREAD, TINY_FLAGS, TINY_RUN, command, losses, pro
 @pytest.mark.slow
 def test_two_processes_that_are_interrupted_equal_one(repo):
     """A signal that reaches one of them alone stops both at the same step, with a checkpoint."""
-    flags = ["--model", "cable", "--data", "notes", "--max_iters", 8, "--eval_interval", 4,
+    flags = ["--model", "cable", "--data", "notes", "--max_iters", "8", "--eval_interval", "4",
              "--no-evaluate", *TINY_FLAGS]
     command(repo, "train.py", *flags, "--out_dir", "out/one")
     launch = "-m torch.distributed.run --standalone --nproc_per_node 2".split()

@@ -96,17 +96,16 @@ def test_what_cannot_be_asked_for(words, says, home, here):
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_the_same_command_again(repo):
-    """In processes of their own: what runs is saved, and nothing is lost."""
-    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 900 --data flipflop")
+def test_a_signal_saves_what_runs(repo):
+    """In processes of their own; that the same command continues has a test above."""
+    train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 9000 --data flipflop")
     (repo / "experiments" / "papers" / "mine.py").write_text(
         "'''Mine'''\nfrom experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
         f"('iid', 'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', "
         "rows=rows(1, 'rope')))}\n")
     words = [sys.executable, "reproduce.py", "mine", "--device", "cpu"]
-    begin = functools.partial(subprocess.Popen, words, cwd=repo, text=True, env=ONE_THREAD,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    process = begin()
+    process = subprocess.Popen(words, cwd=repo, text=True, env=ONE_THREAD, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
     log = repo / "out" / "mine.cpu" / "rope-1337" / "log.jsonl"
     while not (log.exists() and log.read_text().count("\n") > 3):
         time.sleep(0.1)
@@ -114,8 +113,6 @@ def test_ctrl_c_and_the_same_command_again(repo):
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "the same command continues" in out
     assert (log.parent / "ckpt.pt").exists()
-    out, _ = begin().communicate(timeout=300)
-    assert out.count("$ python train.py --resume") == 1 and "failed" not in out
 
 
 # -----------------------------------------------------------------------------
