@@ -2,6 +2,7 @@
 import argparse
 import inspect
 import re
+import sys
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +16,9 @@ COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass fi
 class Parser(argparse.ArgumentParser):
     """A mistake ends in one line, without the usage of fifty flags."""
     def __init__(self, **options):
+        module = sys.modules["__main__"].__spec__  # of what is run by python -m
+        if module:
+            options.setdefault("prog", f"python -m {module.name}")
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                          **options)
 

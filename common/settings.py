@@ -11,7 +11,7 @@ from common.files import fail
 
 @dataclass
 class TrainConfig:
-    model: str = "cable"          # a name from the VARIANTS of any model_*.py
+    model: str = "cable"          # a name from the VARIANTS of any model file
     init_from: str = ""           # begin with the weights of this run; its model may be another
     size: str = "nano"            # preset; text: nano tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together

@@ -20,7 +20,7 @@ from encoders.mlm import cut_to
 from scoring import check_same
 
 UNIT, AMOUNT = "queries", 1000  # what eval.py counts, also its flag, and how many it takes
-FIGURE = "ndcg"                 # of plot.py: what eval.py draws
+FIGURE = "ndcg"                 # of figures/plot.py: what eval.py draws
 LONGER = (1, 2, 4, 8, 16, 32)   # times the training length: what documents are cut to
 TOKENS = 2**14                  # that go through an encoder at once
 READINGS = dict(

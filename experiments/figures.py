@@ -1,6 +1,6 @@
 """
-Figures that plot.py does not draw, four kinds: tables in colours (the matrix, and tables with more
-rows than lines can show), what survives and what reads, random searches, and Theorem 4.2.
+Figures that figures/plot.py does not draw, four kinds: tables in colours (the matrix, and tables
+with more rows than lines can show), what survives and what reads, random searches, and Theorem 4.2.
 
     draw(result, out)    result is what experiments/runs.py has of an entry, out a .png
 """

@@ -65,7 +65,7 @@ def block(name):
 
 
 def written(result):
-    """-> [(caption, table), ...] of what experiments/runs.py, eval.py or bench.py have."""
+    """-> [(caption, table), ...] of what experiments/runs.py, eval.py or kernels/bench.py have."""
     if "panels" in result:
         return trials.search_tables(result)
     if "losses" in result:

@@ -3,9 +3,10 @@ Models -> a page to play with: drag a query along strings, and see what each mod
 
     python -m figures.page out/{fox,tra}-flipflop-nano --length 64 256
 
-One HTML file that needs no network: for every string, head, query and key the numbers that maps.py
-draws, and what each model predicts. The n-th --prompt, --split and --length are of the n-th string;
-the last of a list stands for all that follow. --guide FILE.md: words and scenes (results/play.md).
+One HTML file that needs no network: for every string, head, query and key the numbers that
+figures/maps.py draws, and what each model predicts. The n-th --prompt, --split and --length are of
+the n-th string; the last of a list stands for all that follow. --guide FILE.md: words and scenes
+(results/play.md).
 """
 import base64
 import json

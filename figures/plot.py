@@ -13,7 +13,7 @@ JSON -> figure: draw what eval.py, reproduce.py and train.py left behind.
 A path is a JSON, a folder of them (results/runs/cable_table1.cpu) or the folder of a run; several
 are drawn together. Runs that differ only in the seed become one line, their mean, and their range
 or a dot for each; run folders stay apart. The first line is the widest and lies lowest: where lines
-coincide, each shows below the next. What a model attends to and counts is drawn by maps.py.
+coincide, each shows below the next. What a model attends to and counts is drawn by figures/maps.py.
 """
 import itertools
 import json

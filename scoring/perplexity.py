@@ -15,7 +15,7 @@ from data import text
 from scoring import binned
 
 UNIT, AMOUNT = "tokens", 131072  # what eval.py counts, also its flag, and how many it takes
-FIGURE = "lengths"               # of plot.py: what eval.py draws
+FIGURE = "lengths"               # of figures/plot.py: what eval.py draws
 LONGER = (1, 2, 4, 8, 16)        # times the training length: the windows
 BATCH_TOKENS = 2**14             # of short windows that go through the model at once
 

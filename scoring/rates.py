@@ -17,7 +17,7 @@ import data
 from scoring import check_same
 
 UNIT, AMOUNT = "sequences", 2000  # what eval.py counts, also its flag, and how many it takes
-FIGURE = "scores"                 # of plot.py: what eval.py draws
+FIGURE = "scores"                 # of figures/plot.py: what eval.py draws
 CHUNK = 500                       # sequences that are drawn at once
 BATCH_TOKENS = 2**14              # tokens of these that go through the model at once
 

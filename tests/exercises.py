@@ -94,7 +94,7 @@ def check(name):
         traceback.print_exc()
         return "its error is above"
     if answer is None:
-        return f"not written yet: fill in {name} in exercises.py, and return what it says"
+        return f"not written yet: fill in {name} in tests/exercises.py, and return what it says"
     if not torch.is_tensor(answer) or answer.shape != (T, T):
         got = tuple(answer.shape) if torch.is_tensor(answer) else type(answer).__name__
         return f"it should return a tensor of shape ({T}, {T}), and returns {got}"

@@ -1,4 +1,4 @@
-"""exercises.py: solutions are right, and the first number that is not is named."""
+"""tests/exercises.py: solutions are right, and the first number that is not is named."""
 import math
 
 import pytest
