@@ -23,8 +23,10 @@ from tests.helpers import (
     write_package,
 )
 
-# a shell that starts the tests in the background has them ignore Ctrl-C, which some send
+# a shell in the background has the tests ignore Ctrl-C, nohup a closed terminal: some send these
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def copy_repository(folder):
