@@ -62,6 +62,7 @@ TASKS = dict(
 # recall in three seeds, and those that its rate of 3e-3 does not teach it in time
 RECALL = {label: row._replace(seeds=3) for label, row in ROWS.items() if label != "learned"}
 RECALL |= rows(3, "ssmax_ln")
+REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n"
 SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
         for name in ("fox", "stick", "path_fox") for rate in ("1e-3", "1e-2")}
 LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
@@ -79,5 +80,5 @@ ENTRIES = {
     "recall_no_qk_norm": dict(
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
-        cpu=task("recall", PLAIN, LONGER, 500) | dict(rows=RECALL)),
+        cpu=task("recall", PLAIN, LONGER, 500) | dict(rows=RECALL | repaired(3, *REPAIRS))),
 }
