@@ -23,7 +23,7 @@ What differs from the paper, and why:
   first layer's starts at a mean square of 1e-7 (first token) to 1e-9 (256th), so far out even this
   norm at first comes out below 1
 - weights start from a normal distribution that is not cut off at 2 std, c_proj's smaller; U is the
-  embedding, and both decay
+  embedding, and both decay under train.py
 - RoPE, as in the paper's Dyck models; the set complement task has no positions
 - its small models, with the theorem's hard-coded weights, are in experiments/variants/minimal.py
 """

@@ -12,7 +12,7 @@ turns it by a fixed angle (Yang et al., 2025, arXiv 2505.16381).
 So a key is rewritten by every later token: k_j <- k_j - beta_t (k_j . w_t) w_t. With path_fox the
 logit also has FoX's F_i - F_j.
 What differs from the paper, and why:
-- backbone: ours; the convolution begins as torch has it, all else as here
+- backbone: ours; the release has SiLU after the convolution, and divides F by sqrt(d), too
 """
 import math
 from dataclasses import dataclass

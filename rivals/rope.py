@@ -11,7 +11,7 @@ with a cache what Cache(size) announced: a row depends on that number, never on 
 - yarn        pairs that turned 32 times in L stay, those that turned less than once are theta / s,
               a ramp between; m = (.1 ln s + 1)^2 (Peng et al., 2023, arXiv 2309.00071). The ramp
               is linear in c, as the transformers library has it; the paper's is in rotations
-- rerope      dist = min(i - j, W), W = L // 2 (Su, 2023, kexue.fm/archives/9706)
+- rerope      dist = min(i - j, W) (Su, 2023, kexue.fm/archives/9708); W = L // 2 is ours
 - selfextend  dist = i - j below W, beyond it i // G - j // G + W - W // G, where
               G = ceil((T - W) / (L - W)) (Jin et al., 2024, arXiv 2401.01325)
 - window      visible where i - j < L
