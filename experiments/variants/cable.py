@@ -50,12 +50,21 @@ def literal(q, k, v, S, g=None, log_kernel="outside"):
 
 def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
     """
-    The same: here plainness comes before speed.
+    Causal attention by torch's fused call.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
     float64. Returns (B, H, Tq, d).
     """
-    return literal(q, k, v, S, g, log_kernel)[0]
+    Tq, Tk = q.size(2), k.size(2)
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
+    distance = S[:, :, Tk - Tq:, None] - S[:, :, None, :]                   # (B, H, Tq, Tk)
+    g = 1 if g is None else g[..., None]
+    if log_kernel == "outside":
+        bias = -g * torch.log1p(distance**2)
+    else:
+        bias = -torch.log1p((g * distance)**2)
+    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 class CausalSelfAttention(model_cable.CausalSelfAttention):
