@@ -25,7 +25,7 @@ and where it needs them
 
     losses      True: the table and the figure are of the loss by step
     steps       True: a second figure, of the scores by step
-    first       the entry whose runs of the same rows and seeds the runs begin with
+    first       the entry whose runs of the same rows (or Row.first) and seeds the runs begin with
     group       entries of one group share their trainings
     runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers of the paper it has
@@ -46,6 +46,7 @@ from common.files import fail
 from common.names import nearest
 
 PAPERS = Path(__file__).parent / "papers"
+REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n"  # of RoPE
 
 
 class Row(NamedTuple):
@@ -54,6 +55,7 @@ class Row(NamedTuple):
     seeds: int = 1   # how many
     of: str = ""     # the row whose trainings it evaluates
     eval: str = ""   # its own flags for eval.py
+    first: str = ""  # the row of the entry's `first` that it begins with, where it is another
 
 
 def rows(n, *models, flags=""):

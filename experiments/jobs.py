@@ -97,6 +97,10 @@ def start_of(part, flags, seed, first=""):
     return once(words + (["--init_from", str(first)] if first else []))
 
 
+def folder_of(flags, seed):
+    return f"{slug(flags.replace('--model ', ''))}-{seed}"
+
+
 def planned(name, entry, scale, args, folder):
     """-> [Job] of all runs of an entry, the file there or not; the files are in `folder`."""
     jobs = []
@@ -105,15 +109,20 @@ def planned(name, entry, scale, args, folder):
         if args.add:
             trained = folder.relative_to(ROOT) / task
         for label, row in scale["rows"].items():
-            flags = scale["rows"][row.of or label].train
-            flags += " --compile on" if args.compile else ""
+            trained_as = scale["rows"][row.of or label]
+            more = " --compile on" if args.compile else ""
+            flags = trained_as.train + more
             for seed in range(1337, 1337 + (args.seeds or row.seeds)):
-                run = f"{slug(flags.replace('--model ', ''))}-{seed}"
+                run = folder_of(flags, seed)
                 first, trainings = "", []
                 if "first" in entry:
                     earlier, before = find(entry["first"], args.scale)
-                    first = Path(f"out/{earlier.get('group', entry['first'])}.{args.scale}/{run}")
-                    trainings.append((first, start_of(before, flags, seed)))
+                    begin = flags
+                    if trained_as.first:
+                        begin = before["rows"][trained_as.first].train + more
+                    first = Path(f"out/{earlier.get('group', entry['first'])}.{args.scale}",
+                                 folder_of(begin, seed))
+                    trainings.append((first, start_of(before, begin, seed)))
                 trainings.append((trained / run, start_of(part, flags, seed, first)))
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]

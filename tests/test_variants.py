@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import model_tra
@@ -118,3 +119,21 @@ def test_k_cable_is_asked_for_by_its_name():
                                          "k_cable_inside"):
         make("cable", log_kernel="inside")
     assert make("cable", log_kernel="").state_dict().keys() == make("k_cable").state_dict().keys()
+
+
+@pytest.mark.parametrize("base", ["nope", "alibi", "cable", "tra"])
+def test_qk_norm_with_a_scale(base):
+    """Scales of 1 are QK-norm without one; any other multiplies the norm of the queries."""
+    plain, scaled = make(base, qk_norm=True, norm="pre"), make(f"{base}_qk_scale", norm="pre")
+    scaled.gpt.load_state_dict(plain.state_dict() | {
+        name.replace("c_attn", "c_attn.c_attn"): w for name, w in plain.state_dict().items()},
+        strict=False)
+    for block in scaled.gpt.h:
+        nn.init.ones_(block.attn.c_attn.scale)
+    x = torch.randint(plain.config.vocab_size, (2, 20))
+    close(scaled(x)[0], plain(x)[0], 1e-12)
+    heads, z = scaled.gpt.h[0].attn.c_attn, torch.randn(2, 5, plain.config.n_embd)
+    before, C = heads(z), plain.config.n_embd
+    heads.scale.data = torch.randn(C)
+    close(heads(z)[..., :C], before[..., :C] * heads.scale, 1e-12)
+    close(heads(z)[..., C:], before[..., C:], 1e-12)

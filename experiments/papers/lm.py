@@ -5,22 +5,24 @@ One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its
 CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. At the paper's size each of
 these has an entry of its own.
 """
-from experiments import Row, repaired
+from experiments import REPAIRS, Row, repaired
 
 # the learning rate of each family: of three, the one of lm_rates' lowest perplexity
 RATES = ("2e-3", "4e-3", "8e-3")
 PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="8e-3")
 FAMILIES = dict(
-    learned=("learned", "nope", "sinusoidal", "label"), rope=("rope", "diff", "peri", "path"),
+    learned=("learned", "nope", "sinusoidal", "label"),
+    rope=("rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path"),
     alibi=("alibi", "t5", "kerple", "fire", "fire_torch_init", "relative"),
     cable=("cable", "cable_nw", "k_cable", "fox"),
     cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"), tra=("tra", "tra pre"))
 OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "cope_alibi": "--slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's own, as in Table 8
        "tra": "--norm post --qk_norm", "tra pre": "--norm pre --qk_norm",
-       "peri": "--norm peri --pe rope"}
-NAMES = {"tra pre": "tra", "peri": "perinorm"}  # of rows that are not their model's
-THREE_SEEDS = ("cable", "alibi", "rope", "fox", "cope", "tra")
+       "peri": "--norm peri --pe rope", "rope_nope, no window": "--window 0"}
+NAMES = {"tra pre": "tra", "peri": "perinorm",  # of rows that are not their model's
+         "rope_nope, no window": "rope_nope"}
+THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "fox", "cope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
@@ -48,7 +50,8 @@ def every():
         table[f"{row}, trained on 128"] = Row(flags(row, PICKED[family], shorter))
     table["sinusoidal, trained on 2,048"] = Row(
         flags("sinusoidal", PICKED["learned"], "--block_size 2048 --batch_size 2"))
-    return table | repaired(3, "window", "yarn")
+    table["rope_nope, log_n"] = Row(seeds=3, of="rope_nope", eval="--set repair=log_n")
+    return table | repaired(3, *REPAIRS)
 
 
 def searched(names):
@@ -91,6 +94,15 @@ ENTRIES = {
                        "--max_iters 1000 --eval_interval 200", eval=FAR,
                  rows={row: Row(flags(row, rate), 3) for row, rate in WORDS.items()}
                  | repaired(3, "window"))),
+    "lm_drope": dict(
+        title="RoPE dropped after its training (DroPE): 300 steps more without positions, beside "
+              "300 with",
+        first="lm", cpu=dict(
+            train=TRAIN + " --max_iters 300 --eval_interval 60 --learning_rate 4e-3 --min_lr 4e-4",
+            eval=FAR, rows={"rope, then nope": Row("--model nope", 3, first="rope"),
+                            "rope, then rope": Row("--model rope", 3, first="rope"),
+                            "rope, then rope, window": Row(
+                                of="rope, then rope", seeds=3, eval="--set repair=window")})),
     "lm_context": dict(
         title="Where is context worth something inside the training length? Strided perplexity of "
               "the same tokens, each with at least half a window to look back on",

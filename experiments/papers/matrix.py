@@ -4,7 +4,7 @@ The matrix: what can each one do?
 Every method on every task, on one backbone: pre-norm, on the synthetic tasks with QK-norm. Each
 task but text has a budget at which the methods that are best at it are done, or nearly.
 """
-from experiments import Row, cells, repaired, rows
+from experiments import REPAIRS, Row, cells, repaired, rows
 
 TEXT = dict(task="text", better="less", form=".2f", least=0.1, logarithmic=True)
 DISTANCE = dict(read=cells.beyond, better="less", form=".3f", least=0.05)
@@ -59,12 +59,17 @@ TASKS = dict(
     set_complement=task("set_complement", f"{QK} --n 16 --block_size 4", "--sequences 1000", 2000),
     dyck=task("dyck", QK, "--sequences 1000", 1000))
 
-# recall in three seeds, and those that its rate of 3e-3 does not teach it in time
+# recall in three seeds, and those that its rate of 3e-3 does not teach it in time, or not all of it
 RECALL = {label: row._replace(seeds=3) for label, row in ROWS.items() if label != "learned"}
 RECALL |= rows(3, "ssmax_ln")
-REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n"
-SLOW = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}")
-        for name in ("fox", "stick", "path_fox") for rate in ("1e-3", "1e-2")}
+RATES = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}", 3)
+         for name in ("fox", "stick", "path_fox", "kerple", "tra") for rate in ("1e-3", "1e-2")}
+SCALED = {f"{name}, scaled": Row(f"--model {name}_qk_scale", 3)
+          for name in ("nope", "cable", "alibi", "tra")}
+# at two layers and 64 tokens: one layer of two without positions, a window of a quarter
+MIXED = {"rope_nope": Row("--model rope_nope --nope_every 2 --window 16", 3),
+         "rope_nope, no window": Row("--model rope_nope --nope_every 2 --window 0", 3),
+         "rope_window": Row("--model rope_window --window 16", 3)}
 LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
 
 ENTRIES = {
@@ -75,10 +80,17 @@ ENTRIES = {
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")],
-        cpu=task("recall", QK, LONGER, 500) | dict(rows=RECALL | SLOW)),
+        cpu=task("recall", QK, LONGER, 500) | dict(rows=RECALL | MIXED | RATES | SCALED)),
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
-        cpu=task("recall", PLAIN, LONGER, 500) | dict(rows=RECALL | repaired(3, *REPAIRS))),
+        cpu=task("recall", PLAIN, LONGER, 500) | dict(
+            rows=RECALL | MIXED | RATES | repaired(3, *REPAIRS))),
+    "flipflop_rope": dict(
+        title="Flip-flop, trained on 64 tokens, by RoPE: as it is, repaired, mixed with layers "
+              "without positions. Exact match (%)",
+        columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
+        cpu=TASKS["flipflop"] | dict(
+            rows=rows(3, "rope", "nope") | MIXED | repaired(3, *REPAIRS))),
 }
