@@ -9,7 +9,7 @@ sum, so the large numbers have cancelled before anything is rounded to their siz
 rounded is the same all along the row, which a softmax does not mind.) Products of few rows or keys
 add in another order, so these come in sixteens. It needs true float32: bfloat16 and TF32 are too
 coarse for S. Up to LONG keys this is one call, and no row sees anything of a later token. Beyond,
-keys that have decayed are left out (bounds.py):
+keys that have decayed are left out (first_keys):
 
     keys      0 . . . . . start . . . . end
     rows      |  not read  |  seen  \\        rows of a head that look about as far, in order
@@ -24,8 +24,7 @@ import math
 import torch
 from torch.nn import functional as F
 
-from .bounds import LONG, first_keys
-
+LONG = 1024  # keys: up to here no key is left out, and no row sees anything of a later token
 BLOCK = 128  # query rows in a call
 NEAR = 64    # keys: rows that look no farther are alike
 FEW = 64     # queries of a cache: below, the bound costs more than it saves
@@ -71,6 +70,28 @@ def alibi_attention(q, k, v, slopes):
         return None
     S = torch.arange(Tk, dtype=q.dtype).expand(k.shape[:3])
     return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
+
+
+@torch.no_grad()
+def first_keys(q, k, S, g):
+    """
+    The first key that can matter to each row, (B, H, Tq). The bound is like that of FoX's pruning
+    (Lin et al., 2025, arXiv 2504.06949). No logit of row i is larger than
+
+        |q_i| max|k_j| / sqrt(d) - g_i (S_i - S_j)
+
+    and where no step is negative this falls with the distance. Keys for which it is 17 + ln T below
+    the logit of the row's own key weigh less, together, than float32 rounding.
+    """
+    Tq, Tk, scale = q.size(2), k.size(2), 1 / math.sqrt(q.size(3))
+    own = slice(Tk - Tq, Tk)
+    q, k = q.to(S.dtype), k.to(S.dtype)
+    largest_k = k.norm(dim=-1).cummax(-1).values[:, :, own]
+    margin = (q.norm(dim=-1) * largest_k - (q * k[:, :, own]).sum(-1)) * scale + 17 + math.log(Tk)
+    least = S[:, :, own] - margin / g.clamp(min=1e-30)
+    first = torch.searchsorted(S.cummax(-1).values, least)
+    first = first.minimum(torch.arange(Tk - Tq, Tk, device=q.device))
+    return first.masked_fill(g <= 0, 0)  # what grows with the distance is kept
 
 
 # -----------------------------------------------------------------------------

@@ -39,7 +39,6 @@ from .common import (
     differentiable,
     dot,
     edges,
-    fit,
     forward_outputs,
     gradients,
     head_of,
@@ -243,8 +242,6 @@ differentiable(tra, tra_backward)
 
 
 def tra_attention(q, k, v, log_decay):
-    """tra_attention of model_tra.py; None for what it cannot do."""
-    if not fit(q, k, v):
-        return None
+    """tra_attention of model_tra.py."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     return tra(q, k, v, log_decay.float().contiguous())[0]
