@@ -266,7 +266,7 @@ def cope_columns(Q, K, V, GK, Z, Start, Lse, dOut, Delta, Counts, Sums, dK, dV, 
 # -----------------------------------------------------------------------------
 # from tensors to kernels and back
 
-def tiles(q, sep):
+def tiles(q, sep=False):
     """(BM rows, BN keys, warps, stages) of forward and rows, and of columns: with gate keys."""
     d = q.size(3)
     if q.dtype == torch.float32:

@@ -85,12 +85,11 @@ def first_keys(q, k, S, g):
     """
     Tq, Tk, scale = q.size(2), k.size(2), 1 / math.sqrt(q.size(3))
     own = slice(Tk - Tq, Tk)
-    q, k = q.to(S.dtype), k.to(S.dtype)
     largest_k = k.norm(dim=-1).cummax(-1).values[:, :, own]
     margin = (q.norm(dim=-1) * largest_k - (q * k[:, :, own]).sum(-1)) * scale + 17 + math.log(Tk)
     least = S[:, :, own] - margin / g.clamp(min=1e-30)
     first = torch.searchsorted(S.cummax(-1).values, least)
-    first = first.minimum(torch.arange(Tk - Tq, Tk, device=q.device))
+    first = first.minimum(torch.arange(Tk - Tq, Tk))
     return first.masked_fill(g <= 0, 0)  # what grows with the distance is kept
 
 

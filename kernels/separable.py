@@ -28,7 +28,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .cpu import LONG
 from .common import (
     EDGE,
     LOG2E,
@@ -48,6 +47,7 @@ from .common import (
     read,
     write,
 )
+from .cpu import LONG
 
 # -----------------------------------------------------------------------------
 # kernels. q, k, v may have any strides; what they write lies in memory as (B, T, H, d), as a model
