@@ -95,6 +95,14 @@ def out_of(X, bh, H, T, D: tl.constexpr):
 
 
 @triton.jit
+def read_gradient(dOut, Out, bh, block, H, Tq, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+    """dO of a block of BM rows, and each row's dO . O."""
+    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    return do, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+
+
+@triton.jit
 def edges_kernel(Q, K, V, S, Kmax, Smax, scale, H, Tq, Tk,
                  qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr):

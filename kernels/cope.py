@@ -25,8 +25,8 @@ Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that
 cope_rows goes along rows (dq, dz), cope_columns down the keys (dk, dv, dk'); neither needs atomics,
 so gradients repeat bit for bit. A column cannot scan along rows: for every row and tile of the band
 it needs the count to the tile's right and the sum of dL (z[floor p + 1] - z[floor p]) to its left.
-cope_rows leaves it these carries. There is room for 8 bytes a row and tile, 1.07 GB a head at
-T = 65,536, so that the GPU need not be asked how wide the bands are.
+cope_rows leaves it these carries. There is room for all tiles, so that the GPU need not be asked
+how wide the bands are: 8 bytes a row and tile; with tiles of 32 keys, 1.07 GB a head at T = 65,536.
 """
 import torch
 import triton
@@ -50,6 +50,7 @@ from .common import (
     place,
     place_keys,
     read,
+    read_gradient,
     rows_of,
     top_tile,
     triangle,
@@ -149,9 +150,7 @@ def cope_rows(Q, K, V, GK, Z, Start, Out, Lse, dOut, dQ, dZ, Delta, Counts, Sums
     r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
     K, V, GK = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh), head_of(GK, bh, H, kb, kh)
     q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
-    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
     tl.store(Delta + row, delta, mask=there)
     lse = tl.load(Lse + row, mask=there, other=float("inf"))
     z = Z + (bh * Tq + tl.minimum(r, Tq - 1)) * P
@@ -286,7 +285,7 @@ def cope(q, k, v, z, gate_keys):
     check_memory(z)
     sep = gate_keys is not None
     gk = gate_keys if sep else k
-    assert gk.stride() == k.stride()
+    assert gk.stride() == k.stride(), "kernels step through gate keys as through keys"
     tile, _ = tiles(q, sep)
     out, lse, start = forward_outputs(q, tile[0])
     launch(cope_forward, tile, start.size(2), q, k, v, gk, z, start, out, lse, P=z.size(3), SEP=sep)

@@ -22,7 +22,10 @@ import itertools
 import math
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from .cpu_count import apply
 
 LONG = 1024  # keys: up to here no key is left out, and no row sees anything of a later token
 BLOCK = 128  # query rows in a call
@@ -54,7 +57,7 @@ def cable_attention(q, k, v, S, g=None):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
     else:
         first = F.pad(first, (0, -Tq % 16), value=Tk)
-        y = decaying(*(x.flatten(0, 1) for x in (q, k, v, first)))[0].view(q.shape)
+        y = apply(Decaying, *(x.flatten(0, 1) for x in (q, k, v, first))).view(q.shape)
     return y[:, :, :Tq, :-2]
 
 
@@ -94,38 +97,36 @@ def first_keys(q, k, S, g):
 
 
 # -----------------------------------------------------------------------------
-# many keys, as an operator that autograd and torch.compile know; N is B H, C is d + 2
+# many keys; N is B H, C is d + 2
 
-@torch.library.custom_op("nanope::decaying", mutates_args=())
-def decaying(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor
-             ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (N, Tq, C), k, v (N, Tk, C), first (N, Tq) -> output, log-sum-exp of the logits (N, Tq)."""
-    far, order = by_reach(first, k)
-    q = rows(q, order)
-    y, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
-    for n, its, keys, how in calls(first, far, order, k):
-        found = flash(q[None, n, its], k[None, n, keys], v[None, n, keys], 0.0, False, **how)
-        y[n, its], lse[n, its] = found[0][0], found[1][0]
-    back = order.argsort(1)
-    return rows(y, back), rows(lse, back)
+class Decaying(torch.autograd.Function):
+    """q (N, Tq, C), k, v (N, Tk, C), first (N, Tq) -> output (N, Tq, C)."""
+    @staticmethod
+    def forward(ctx, q, k, v, first):
+        far, order = by_reach(first, k)
+        q = rows(q, order)
+        y, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        for n, its, keys, how in calls(first, far, order, k):
+            found = flash(q[None, n, its], k[None, n, keys], v[None, n, keys], 0.0, False, **how)
+            y[n, its], lse[n, its] = found[0][0], found[1][0]
+        ctx.save_for_backward(q, k, v, first, y, lse)  # with their rows in this order
+        return rows(y, order.argsort(1))
 
-
-@torch.library.custom_op("nanope::decaying_backward", mutates_args=())
-def decaying_backward(dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                      first: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
-                      ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """-> dq, dk, dv."""
-    far, order = by_reach(first, k)
-    dy, q, y, lse = (rows(x, order) for x in (dy, q, y, lse))
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for n, its, keys, how in calls(first, far, order, k):
-        found = flash_backward(
-            dy[None, n, its], q[None, n, its], k[None, n, keys], v[None, n, keys], y[None, n, its],
-            lse[None, n, its], 0.0, False, **how)
-        dq[n, its] = found[0][0]
-        dk[n, keys] += found[1][0]
-        dv[n, keys] += found[2][0]
-    return rows(dq, order.argsort(1)), dk, dv
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        q, k, v, first, y, lse = ctx.saved_tensors
+        far, order = by_reach(first, k)
+        dy = rows(dy, order)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for n, its, keys, how in calls(first, far, order, k):
+            found = flash_backward(
+                dy[None, n, its], q[None, n, its], k[None, n, keys], v[None, n, keys],
+                y[None, n, its], lse[None, n, its], 0.0, False, **how)
+            dq[n, its] = found[0][0]
+            dk[n, keys] += found[1][0]
+            dv[n, keys] += found[2][0]
+        return rows(dq, order.argsort(1)), dk, dv, None
 
 
 def by_reach(first, k):
@@ -164,24 +165,3 @@ def calls(first, far, order, k):
                 yield (slice(n, n + 1), slice(a, e), slice(start, end),
                        dict(attn_mask=its_mask, scale=1.0))
                 late.zero_()
-
-
-@decaying.register_fake
-def _(q, k, v, first):
-    return torch.empty_like(q), q.new_empty(q.shape[:2])
-
-
-@decaying_backward.register_fake
-def _(dy, q, k, v, first, y, lse):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, *output)
-
-
-def backward(ctx, dy, dlse):
-    return *decaying_backward(dy, *ctx.saved_tensors), None
-
-
-decaying.register_autograd(backward, setup_context=save)

@@ -45,6 +45,7 @@ from .common import (
     place,
     place_keys,
     read,
+    read_gradient,
     write,
 )
 from .cpu import LONG
@@ -135,9 +136,7 @@ def separable_rows(Q, K, V, S, G, Start, Out, Lse, dOut, dQ, dG, dS, Delta, scal
     K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
     i, row, there = r + Tk - Tq, bh * Tq + r, r < Tq
     c = scale * LOG2E
-    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
     tl.store(Delta + row, delta, mask=there)
     lse = tl.load(Lse + row, mask=there, other=float("inf")) + u * Si * c
     diagonal = (block * BM + Tk - Tq) // BN * BN

@@ -49,6 +49,7 @@ from .common import (
     place,
     place_keys,
     read,
+    read_gradient,
     rows_of,
     top_tile,
     triangle,
@@ -120,9 +121,7 @@ def tra_rows(Q, K, V, Decay, Start, Out, Lse, dOut, dQ, dDecay, Delta, Counts, s
     r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
     K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
     q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
-    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
     tl.store(Delta + row, delta, mask=there)
     slope = tl.load(Decay + row, mask=there, other=0.0) * LOG2E
     lse = tl.load(Lse + row, mask=there, other=0.0)
