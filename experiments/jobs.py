@@ -5,9 +5,9 @@ edit of an entry's flags remove what is there, in out/ and results/runs/.
 """
 import math
 import os
+import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from common import names
 from common.checkpoint import load_checkpoint
-from common.files import ROOT, read_json, write_json
+from common.files import ROOT, fail, read_json, write_json
 from common.settings import new_settings
 from data.text import VOCABULARY
 from encoders.mlm import UNK
@@ -30,6 +30,7 @@ from experiments.runs import once, slug, table
 from figures.plot import logged
 
 TRAINING = defaultdict(threading.Lock)  # by folder
+FOLDER = "FOLDER"  # in an entry's flags: the text that --data names
 
 
 # -----------------------------------------------------------------------------
@@ -42,9 +43,11 @@ class Job(NamedTuple):
     done: bool       # whether the file is there
     score: list      # words of eval.py, or of search.py
     model: Callable  # -> the model as it is before its training
+    amount: Callable = None  # -> steps, tokens of all steps, tokens of a sequence
     trainings: list = ()  # of (folder, words of train.py): what it begins with, and its own
     task: str = ""        # of a matrix
     columns: dict = None  # of a matrix
+    text: str = FOLDER
 
     @property
     def name(self):
@@ -53,7 +56,7 @@ class Job(NamedTuple):
     def commands(self, device):
         """All that it takes, were nothing there yet."""
         where = device_flag(device)
-        words = [[*start, "--out_dir", str(out), "--no-evaluate", *where]
+        words = [[*with_text(start, self.text), "--out_dir", str(out), "--no-evaluate", *where]
                  for out, start in self.trainings]
         return [*words, [*self.score, *where]]
 
@@ -74,9 +77,25 @@ class Job(NamedTuple):
             write_json(self.path, record(self))
 
 
+def with_text(words, text):
+    return [text if word == FOLDER else word for word in words]
+
+
+def settings_of(words):
+    """What train.py's words say; of a text that is not named yet any other has the same."""
+    return new_settings(with_text(words[2:], "stdlib"))
+
+
+def amount_of(words):
+    """How much a training is -> its steps, the tokens of all of them, those of a sequence."""
+    c = settings_of(words)
+    sequences = c.max_iters * c.batch_size * c.gradient_accumulation_steps
+    return c.max_iters, sequences * c.block_size, c.block_size
+
+
 def model_of(words):
     """The model of train.py's words, but for the size of a vocabulary that is not here."""
-    config = vars(new_settings(words[2:]))
+    config = vars(settings_of(words))
     if "max_vocab" in config:
         config["vocab_size"] = UNK + 1 + config["max_vocab"]
     elif "tokenizer" in config:
@@ -108,6 +127,7 @@ def planned(name, entry, scale, args, folder):
         trained = Path("out") / f"{entry.get('group', name)}.{args.scale}" / task
         if args.add:
             trained = folder.relative_to(ROOT) / task
+        trained /= args.source[:8]  # of another text there are other trainings
         for label, row in scale["rows"].items():
             trained_as = scale["rows"][row.of or label]
             more = " --compile on" if args.compile else ""
@@ -127,9 +147,10 @@ def planned(name, entry, scale, args, folder):
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
                 path = folder / task / f"{slug(label)}-{seed}.json"
-                jobs.append(Job(path, label, path.exists(), once(score),
-                                partial(model_of, trainings[-1][1]), trainings, task,
-                                entry.get("columns")))
+                start = trainings[-1][1]
+                jobs.append(Job(path, label, path.exists(), once(score), partial(model_of, start),
+                                partial(amount_of, start), trainings, task, entry.get("columns"),
+                                args.data or FOLDER))
     return jobs
 
 
@@ -141,12 +162,37 @@ def record(job):
     row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
     row |= {name: curve for name, curve in curves.items() if curve}  # and the label
+    if FOLDER in start:  # where it lay is nobody's business
+        row["config"]["data"] = result["data"]["corpus"]
     if job.task:
         values = values_of(job.columns, job.task, row)
         row |= dict(task=job.task, values=values)
         if any(value is not None and math.isnan(value) for value in values.values()):
             row["not_finite"] = True
     return result
+
+
+def text_of(name, scale, data):
+    """
+    The text that --data names, prepared once for all runs -> where it is, and its sha256. What is
+    too short to be scored, or would stand beside runs of another text, ends here.
+    """
+    if not data:
+        fail(f"{name} needs a text of yours: --data FOLDER, a file or a known corpus")
+    _, part = find(name, scale)
+    words = ["python", "train.py", *with_text(part["train"].split(), data)]
+    task = names.make_task(vars(settings_of(words)))
+    have, (_, tokens, _) = task.meta["tokens"], amount_of(words)
+    print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}; a training takes "
+          f"{tokens:,}, {tokens / have['train']:.1f} passes", flush=True)
+    asked = max(map(int, re.findall(r"\d+", part["eval"])))
+    if have["test"] <= asked:
+        fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
+    for run in table(name, scale)["runs"]:
+        if run["data"]["sha256"] != task.source:
+            fail(f"results/runs/{name}.{scale} is of another text, sha256 {run['data']['sha256']}: "
+                 "move it away, and yours is made")
+    return task.data, task.source
 
 
 # -----------------------------------------------------------------------------
@@ -196,25 +242,3 @@ def run(name, env, *command):
     RUNNING.discard(process)
     if code:
         raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
-
-
-# -----------------------------------------------------------------------------
-# how long it takes
-
-def measured(name, scale, task=""):
-    """The mean seconds of an entry's runs, of those that are there; 0 where none is."""
-    result, seconds = table(name, scale), []
-    for one in result.get("runs", []):
-        if task in ("", one.get("task")):
-            spent = one["eval_seconds"]
-            spent = sum(spent.values()) if isinstance(spent, dict) else spent  # by length
-            seconds.append(one["train_seconds"] + spent)
-    for panel in result.get("panels", []):
-        seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
-    return statistics.mean(seconds) if seconds else 0
-
-
-def duration(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -274,8 +274,17 @@ def planned(name, scale, folder):
             model = partial(small_model, make_task(part["panels"][panel]), entry["schemes"][-1])
         words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
                  "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, done, words, model))
+        jobs.append(Job(path, panel, done, words, model, partial(amount_of, entry, part, panel)))
     return jobs
+
+
+def amount_of(entry, part, panel):
+    """-> steps, tokens of all steps and trials, tokens of a sequence."""
+    if panel == "theorem":
+        return 0, 0, 0
+    steps, asked = part["steps"] * len(entry["schemes"]), part["panels"][panel]
+    T = make_task(asked).block_size
+    return steps, steps * part["trials"] * asked["batch_size"] * T, T
 
 
 def main(argv=None):
