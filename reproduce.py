@@ -5,7 +5,7 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --jobs 2                  two trainings at a time
     python reproduce.py lm --rows t5 --seeds 3                 more seeds of one row
     python reproduce.py cable_table1 --scale paper --dry_run   what it would do
-    python reproduce.py lm_english --scale gpu --data books/   on a text of yours
+    python reproduce.py lm_english --scale gpu --data my_books/
     python reproduce.py matrix --add mine --tasks flipflop recall
                                                                your model_mine.py on two tasks
 
@@ -83,8 +83,10 @@ def planned(args):
         for word in getattr(args, flag) or []:
             if word not in part[flag]:
                 fail(f"{name} has no {word!r} among its {flag}: {nearest(word, part[flag])}")
-    if args.data and jobs.FOLDER not in part.get("train", ""):
-        fail(f"--data is not for {name}")
+    own_text = jobs.FOLDER in part.get("train", "")
+    if own_text != bool(args.data):
+        fail(f"--data is not for {name}" if args.data else f"{name} is made of a text of yours: "
+             "--data FOLDER, a file or a known corpus")
     folder = runs.folder_of(name, scale)
     if "panels" in part:
         return search.planned(name, scale, folder)
@@ -123,7 +125,7 @@ def ready(args, todo):
     if scale != "cpu" and args.device == "auto" and not torch.cuda.is_available():
         fail(f"{name} --scale {scale} is for a CUDA GPU, and torch {torch.__version__} finds none: "
              f"{costs.expected(name, scale, todo)}. --device cpu makes it here all the same")
-    if jobs.FOLDER in experiments.find(name, scale)[1].get("train", ""):
+    if args.data:
         args.data, args.source = jobs.text_of(name, scale, args.data)
     return planned(args)
 

@@ -8,6 +8,7 @@ from argparse import Namespace
 
 import torch
 
+from common.settings import new_settings
 from experiments import SCALES, entries, jobs, search
 from experiments.runs import folder_of, table
 from experiments.tables import markdown
@@ -28,7 +29,7 @@ def planned(name, scale):
     entry, folder = entries()[name], folder_of(name, scale)
     if "panels" in entry[scale]:
         return search.planned(name, scale, folder)
-    args = Namespace(scale=scale, seeds=0, add=None, compile=False, data="", source="")
+    args = Namespace(scale=scale, seeds=0, add=None, compile=False, data="stdlib", source="")
     return jobs.planned(name, entry, entry[scale], args, folder)
 
 
@@ -47,26 +48,28 @@ def measured(name, scale, task=""):
 
 def counted(todo):
     """-> [(FLOPs, those of attention, seconds on one H100)] of all trainings, each once."""
-    sizes, trainings = {}, {}
+    rows, trainings = {}, {}
     for job in todo:
         row = job.label, job.task
-        if row not in sizes:  # its seeds have the same
-            sizes[row] = size(job)
-        parameters, width, (steps, tokens, T) = sizes[row]
-        attention = 12 * width * T * tokens
-        flops = 6 * parameters * tokens + attention
+        if row not in rows:
+            rows[row] = cost(job)
         out = job.trainings[-1][0] if job.trainings else job.path
-        trainings[out] = flops, attention, max(flops / H100, STEP * steps)
+        trainings[out] = rows[row]  # of every seed
     return list(trainings.values())
 
 
-def size(job):
-    """-> parameters, layers times width (of the minimal transformers 0), and job.amount()."""
+def cost(job):
     with torch.device("meta"):
         model = job.model()
-    config = getattr(model, "config", None)
-    width = config.n_layer * config.n_embd if config else 0
-    return sum(p.numel() for p in model.parameters()), width, job.amount()
+    width, (steps, tokens, T) = 0, job.amount or (0, 0, 0)  # of a minimal transformer hardly any
+    if job.trainings:
+        c = new_settings(job.trainings[-1][1][2:])
+        steps, tokens, T = c.max_iters, jobs.tokens_of(c), c.block_size
+    if hasattr(model, "config"):
+        width = model.config.n_layer * model.config.n_embd
+    attention = 12 * width * T * tokens
+    flops = 6 * sum(p.numel() for p in model.parameters()) * tokens + attention
+    return flops, attention, max(flops / H100, STEP * steps)
 
 
 def duration(seconds):

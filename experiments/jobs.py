@@ -43,11 +43,10 @@ class Job(NamedTuple):
     done: bool       # whether the file is there
     score: list      # words of eval.py, or of search.py
     model: Callable  # -> the model as it is before its training
-    amount: Callable = None  # -> steps, tokens of all steps, tokens of a sequence
+    amount: tuple = None  # of a panel: steps, tokens of all steps, tokens of a sequence
     trainings: list = ()  # of (folder, words of train.py): what it begins with, and its own
     task: str = ""        # of a matrix
     columns: dict = None  # of a matrix
-    text: str = FOLDER
 
     @property
     def name(self):
@@ -56,7 +55,7 @@ class Job(NamedTuple):
     def commands(self, device):
         """All that it takes, were nothing there yet."""
         where = device_flag(device)
-        words = [[*with_text(start, self.text), "--out_dir", str(out), "--no-evaluate", *where]
+        words = [[*start, "--out_dir", str(out), "--no-evaluate", *where]
                  for out, start in self.trainings]
         return [*words, [*self.score, *where]]
 
@@ -77,25 +76,14 @@ class Job(NamedTuple):
             write_json(self.path, record(self))
 
 
-def with_text(words, text):
-    return [text if word == FOLDER else word for word in words]
-
-
-def settings_of(words):
-    """What train.py's words say; of a text that is not named yet any other has the same."""
-    return new_settings(with_text(words[2:], "stdlib"))
-
-
-def amount_of(words):
-    """How much a training is -> its steps, the tokens of all of them, those of a sequence."""
-    c = settings_of(words)
-    sequences = c.max_iters * c.batch_size * c.gradient_accumulation_steps
-    return c.max_iters, sequences * c.block_size, c.block_size
+def tokens_of(c):
+    """How many a training sees."""
+    return c.max_iters * c.batch_size * c.gradient_accumulation_steps * c.block_size
 
 
 def model_of(words):
     """The model of train.py's words, but for the size of a vocabulary that is not here."""
-    config = vars(settings_of(words))
+    config = vars(new_settings(words[2:]))
     if "max_vocab" in config:
         config["vocab_size"] = UNK + 1 + config["max_vocab"]
     elif "tokenizer" in config:
@@ -112,7 +100,7 @@ def device_flag(device):
 
 def start_of(part, flags, seed, first=""):
     """-> the words of train.py: the flags of the table, then the row's own, each once."""
-    words = ["python", "train.py", *part["train"].split(), *flags.split(), "--seed", str(seed)]
+    words = ["python", "train.py", *shlex.split(part["train"]), *flags.split(), "--seed", str(seed)]
     return once(words + (["--init_from", str(first)] if first else []))
 
 
@@ -128,6 +116,7 @@ def planned(name, entry, scale, args, folder):
         if args.add:
             trained = folder.relative_to(ROOT) / task
         trained /= args.source[:8]  # of another text there are other trainings
+        part = part | dict(train=with_text(part, args.data))
         for label, row in scale["rows"].items():
             trained_as = scale["rows"][row.of or label]
             more = " --compile on" if args.compile else ""
@@ -147,10 +136,9 @@ def planned(name, entry, scale, args, folder):
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
                 path = folder / task / f"{slug(label)}-{seed}.json"
-                start = trainings[-1][1]
-                jobs.append(Job(path, label, path.exists(), once(score), partial(model_of, start),
-                                partial(amount_of, start), trainings, task, entry.get("columns"),
-                                args.data or FOLDER))
+                model = partial(model_of, trainings[-1][1])
+                jobs.append(Job(path, label, path.exists(), once(score), model, None, trainings,
+                                task, entry.get("columns")))
     return jobs
 
 
@@ -159,11 +147,13 @@ def record(job):
     result, (out, start) = read_json(ROOT / f"{job.score[-1]}.json"), job.trainings[-1]
     checkpoint, curves = load_checkpoint(ROOT / out / "ckpt.pt"), logged(ROOT / out, job.label)
     row, = result["runs"]
+    text, name = row["config"]["data"], result["data"].get("corpus")
+    if name:  # where it lay is nobody's business
+        row["config"]["data"] = name
+        start = [name if word == text else word for word in start]
     row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
     row |= {name: curve for name, curve in curves.items() if curve}  # and the label
-    if FOLDER in start:  # where it lay is nobody's business
-        row["config"]["data"] = result["data"]["corpus"]
     if job.task:
         values = values_of(job.columns, job.task, row)
         row |= dict(task=job.task, values=values)
@@ -172,26 +162,29 @@ def record(job):
     return result
 
 
+def with_text(part, data):
+    """A scale's flags of train.py, of the text that --data names."""
+    return part["train"].replace(FOLDER, shlex.quote(data))
+
+
 def text_of(name, scale, data):
     """
     The text that --data names, prepared once for all runs -> where it is, and its sha256. What is
     too short to be scored, or would stand beside runs of another text, ends here.
     """
-    if not data:
-        fail(f"{name} needs a text of yours: --data FOLDER, a file or a known corpus")
     _, part = find(name, scale)
-    words = ["python", "train.py", *with_text(part["train"].split(), data)]
-    task = names.make_task(vars(settings_of(words)))
-    have, (_, tokens, _) = task.meta["tokens"], amount_of(words)
+    c = new_settings(shlex.split(with_text(part, data)))
+    task = names.make_task(vars(c))
+    have = task.meta["tokens"]
     print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}; a training takes "
-          f"{tokens:,}, {tokens / have['train']:.1f} passes", flush=True)
+          f"{tokens_of(c):,}, {tokens_of(c) / have['train']:.1f} passes", flush=True)
     asked = max(map(int, re.findall(r"\d+", part["eval"])))
     if have["test"] <= asked:
         fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
-    for run in table(name, scale)["runs"]:
-        if run["data"]["sha256"] != task.source:
-            fail(f"results/runs/{name}.{scale} is of another text, sha256 {run['data']['sha256']}: "
-                 "move it away, and yours is made")
+    others = {run["data"]["sha256"] for run in table(name, scale)["runs"]} - {task.source}
+    if others:
+        fail(f"results/runs/{name}.{scale} is of another text, sha256 {', '.join(others)}: move it "
+             "away, and yours is made")
     return task.data, task.source
 
 
