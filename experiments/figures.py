@@ -192,7 +192,7 @@ def survive(result, out):
     for label, (x, y) in points.items():
         color = plot.color_of(label) or "dimgray"
         marker = "s" if "," in label else "o"  # repaired at test time
-        ax.plot(x, y, marker, color=color, ms=8, mec="white", zorder=3)
+        ax.plot(x, y, marker, color=color, ms=7, mec="white", zorder=3)
         across = [(min(xs[label]), y), (max(xs[label]), y)]
         up = [(x, min(ys[label])), (x, max(ys[label]))]
         for ends in (across, up):
@@ -280,8 +280,9 @@ def swarms(ax, panel, metric, colors):
             jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
             raw = weights == "raw"
             ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
-                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none",
-                       label="a trial" if raw else f"with its average ({weights.upper()})")
+                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none")
+            ax.plot([], [], MARKERS[weights], color="gray", ms=4, mfc="gray" if raw else "none",
+                    label="a trial" if raw else f"with its average ({weights.upper()})")
             if len(ys):
                 ends = [x - 0.42 * room, x + 0.42 * room]
                 ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
