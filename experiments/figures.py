@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from common.files import write_figure
+from experiments import REPAIRS
 from figures import plot
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
@@ -173,7 +174,7 @@ def survive(result, out):
     """
     Two questions in one picture: how much worse is text in windows of 16 times the training length
     (x), and how much is recalled of strings as long (y), by runs that had learned to at the
-    training length? Means of seeds, and their ranges.
+    training length? Means of seeds, and their ranges; squares are repaired at test time.
     """
     xs, ys = {}, {}
     near, *_, far = map(str, result["beside"]["lengths"])
@@ -191,7 +192,7 @@ def survive(result, out):
     notes, ranges = [], []
     for label, (x, y) in points.items():
         color = plot.color_of(label) or "dimgray"
-        marker = "s" if "," in label else "o"  # repaired at test time
+        marker = "s" if label.rpartition(", ")[2] in REPAIRS else "o"
         ax.plot(x, y, marker, color=color, ms=7, mec="white", zorder=3)
         across = [(min(xs[label]), y), (max(xs[label]), y)]
         up = [(x, min(ys[label])), (x, max(ys[label]))]
@@ -224,19 +225,21 @@ def apart(fig, ax, notes, ranges):
     dots = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in points]
     lines, boxes = [Line(ax.transData.transform(ends)) for ends in ranges], []
 
-    def put(note, point, place):
-        note.set(position=place, ha="left" if place[0] > 0 else "right", va="center")
-        box = Text.get_window_extent(note).padded(3)  # without its line
-        return box, Line([point, ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)])
-
     for note, point in zip(notes, points):
-        def faults(place, note=note, point=point):
-            box, line = put(note, point, place)
+        found = []
+        for place in places:
+            side = "left" if place[0] > 0 else "right"
+            note.set(position=place, ha=side, va="center")
+            box = Text.get_window_extent(note).padded(3)  # without its line
+            line = Line([point, ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)])
             covered = sum(map(box.overlaps, dots + boxes))
             outside = box.x0 < ax.bbox.x0 or box.x1 > ax.bbox.x1
             crossed = sum(other.intersects_bbox(box) for other in lines)
-            return 9 * (covered + outside) + crossed + sum(map(line.intersects_bbox, boxes))
-        box, line = put(note, point, min(places, key=faults))  # the nearest of the best
+            crosses = sum(map(line.intersects_bbox, boxes))
+            faults = 9 * (covered + outside) + crossed + crosses
+            found.append((faults, place, side, box, line))
+        _, place, side, box, line = min(found, key=lambda f: f[0])  # the nearest of the best
+        note.set(position=place, ha=side)
         boxes.append(box)
         lines.append(line)
 
