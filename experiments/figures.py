@@ -339,7 +339,8 @@ def theorem(result, out):
             if metric == "precision":
                 ys = ys[ys[:, 0] > 0]  # those that tell present from absent at length 2
                 ys = ys / ys[:, :1]
-            ax.plot(T, np.median(ys, 0), color=color, lw=1.2, ls="--")
+            if len(ys):
+                ax.plot(T, np.median(ys, 0), color=color, lw=1.2, ls="--")
     right.plot([], [], "o", color="gray", mfc="none", label="weights set by hand (left)")
     right.plot([], [], color="gray", lw=2.4, label="the formula (left), by hand (right)")
     right.plot([], [], color="gray", lw=1.2, ls="--", label="trained, median of the trials")
