@@ -8,6 +8,7 @@ from argparse import Namespace
 
 import torch
 
+from common.files import fail
 from common.settings import new_settings
 from experiments import SCALES, entries, jobs, search
 from experiments.runs import folder_of, table
@@ -91,6 +92,13 @@ def expected(name, scale, todo):
     return f"{took}, {len(todo)} runs" + (f", {there} of them there" if there else "")
 
 
+def need_gpu(args, todo):
+    """Where there is none, and no other device was asked for, ends with what it would take."""
+    if args.scale != "cpu" and args.device == "auto" and not torch.cuda.is_available():
+        fail(f"{args.entry} --scale {args.scale} is for a CUDA GPU, and torch finds none: "
+             f"{expected(args.entry, args.scale, todo)}. --device cpu makes it here all the same")
+
+
 def not_run():
     """A row for each table beyond the CPU's scale that has no run yet, the shortest first."""
     rows = []
@@ -104,4 +112,4 @@ def not_run():
             rows.append([seconds, title, f"`{command}`", f"{flops:.1e}", f"{attention / flops:.0%}",
                          duration(seconds / len(trainings)), duration(seconds)])
     heads = ["table", "command", "FLOPs", "attention", "one training", "all of them"]
-    return markdown(heads, [row[1:] for row in sorted(rows)])
+    return markdown(heads, [row for _, *row in sorted(rows)])
