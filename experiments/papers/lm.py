@@ -74,6 +74,12 @@ ENTRIES = {
         title="Language models of every method: perplexity far beyond the training length, strided "
               "perplexity, loss by position",
         cpu=dict(train=LONG, eval=FAR, rows=every())),
+    "lm_rope": dict(
+        title="RoPE beyond its training length: repaired at test time, mixed with layers without "
+              "positions, and two methods that need neither",
+        runs="lm", cpu=dict(train=LONG, eval=FAR, rows={
+            row: words for row, words in every().items()
+            if row.startswith("rope") or row in ("cable", "alibi")})),
     "lm_rates": dict(
         title="The learning rates of lm: one method of each family, runs an eighth as long, "
               "perplexity on the validation split",
