@@ -76,7 +76,7 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
 def test_the_list_and_a_dry_run(home, here):
     here(texts=texts())
     out, _ = command(home, "reproduce.py")
-    assert re.search(r"\nMine.\n  texts\n      A table\n +--scale cpu +\S+ FLOPs, \d+% of ", out)
+    assert re.search(r"\nMine.\n  texts\n      A table\n +--scale cpu +\S+ FLOPs, \d+ % of ", out)
     out, _ = command(home, "reproduce.py", "texts", "--dry_run", "--compile", "--device", "cpu")
     assert out.count("$ python train.py") == out.count(" parameters\n") == 4
     assert out.count("--compile on --seed") == 4 and not (home / "out").exists()
