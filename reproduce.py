@@ -65,8 +65,9 @@ def listing():
                 if scale in entry:
                     said = costs.expected(name, scale, costs.planned(name, scale))
                     print(f"      --scale {scale:5}  {said}")
-    print("\nTimes are of all runs one after the other, as they were measured; --jobs 2 takes "
-          "half. What is\nthere is not made anew. Make one with: python reproduce.py NAME --jobs 2")
+    print("\nTimes are of all runs one after the other, as they were measured, FLOPs of what was "
+          "not; --jobs 2\ntakes half. What is there is not made anew. Make one with: python "
+          "reproduce.py NAME --jobs 2")
 
 
 def planned(args):
