@@ -2,8 +2,8 @@
 What a text's number is: perplexity, the exponential of the mean loss of a token, in windows of
 every length. Windows do not overlap; every length scores the same tokens.
 
-Of a whole split the JSON also has each document's sum of losses, and ratios of perplexities as
-[ratio, low, high], with a 95 % interval over the documents. A window may span several of them.
+Of a whole split the JSON also has each document's sum of losses, though a window may span several,
+and ratios of perplexities with a 95 % interval over the documents, as [ratio, low, high].
 """
 import dataclasses
 import math
@@ -65,7 +65,7 @@ class Scores:
         row |= dict(perplexity={}, eval_seconds={})
         if self.options.strided:
             row["strided"] = {}
-        self.note = ""  # why a length is missing
+        self.tokenizer, self.note = run.config["tokenizer"], ""  # note: why a length is missing
         print(f"{run.name:<{self.width}}", end="", flush=True)
 
     def score(self, run, row, T):
@@ -74,26 +74,25 @@ class Scores:
         half, and only their second half is scored, so every token has half a window or more to look
         back on; the tokens are the same at every length.
         """
-        stream, start = self.streams[run.config["tokenizer"]], time.monotonic()
+        stream, start = self.streams[self.tokenizer], time.monotonic()
         try:
             losses = token_losses(run.model, stream, T, self.options)
-            self.keep(run, row, "perplexity", T, losses)
+            self.keep(row, "perplexity", T, losses)
             row["by_position"] = by_position(losses, T)  # the longest that worked stays
             if self.options.strided:
                 first = self.lengths[-1] // 2 - T // 2
                 losses = token_losses(run.model, stream[first:], T, self.options, skip=T // 2)
-                self.keep(run, row, "strided", T, losses)
+                self.keep(row, "strided", T, losses)
             row["eval_seconds"][T] = round(time.monotonic() - start, 2)
         except ValueError as e:  # an encoding that ends
             self.note = f"  {run.name}: {e}"
         print(cells(row["perplexity"], [T]), end="", flush=True)
 
-    def keep(self, run, row, kind, T, losses):
+    def keep(self, row, kind, T, losses):
         """The losses of a window length: as a perplexity and, of a whole split, by document."""
         row[kind][T] = float(np.exp(losses.mean()))
         if self.several:
-            tokenizer = run.config["tokenizer"]
-            of = documents_in(self.streams[tokenizer], tokenizer)[-len(losses):]
+            of = documents_in(self.streams[self.tokenizer], self.tokenizer)[-len(losses):]
             sums = row.setdefault("documents", {}).setdefault(kind, {})
             sums |= {"tokens": np.bincount(of).tolist(), T: np.bincount(of, losses).tolist()}
 
@@ -103,9 +102,8 @@ class Scores:
         if self.options.strided:
             print(f"{'  strided':<{self.width}}{cells(row['strided'], self.lengths)}")
         if self.streams.keys() != {"bytes"}:
-            tokenizer = run.config["tokenizer"]
-            row["bits_per_byte"] = bits_per_byte(row["perplexity"], tokenizer,
-                                                 self.streams[tokenizer])
+            row["bits_per_byte"] = bits_per_byte(row["perplexity"], self.tokenizer,
+                                                 self.streams[self.tokenizer])
             print(f"{'  bits/byte':<{self.width}}{cells(row['bits_per_byte'], self.lengths)}")
         if self.several and row["perplexity"]:
             self.compare(row)
@@ -125,8 +123,9 @@ class Scores:
         beyond = [T for T in row.get("strided", ()) if T >= 2 * row["block_size"]]
         if len(beyond) > 1:
             near, far = beyond[0], beyond[-1]
-            row["gain"] = ratio(row, "strided", far, row, near)
-            print(RATIO.format(f"strided at {far:,} / at {near:,}", *row["gain"]))
+            gain = ratio(row, "strided", far, row, near)
+            row["gain"] = dict(lengths=[far, near], ratio=gain)
+            print(RATIO.format(f"strided at {far:,} / at {near:,}", *gain))
 
     def about(self):
         about = dict(data=self.meta, split=self.split, tokens=self.tokens, lengths=self.lengths)
