@@ -58,7 +58,7 @@ def test_in_tritons_interpreter(group):
     """Runs every test named interpreted_kernel, or interpreted_too, in a process of its own."""
     env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml",
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / ".pytest.ini",
          "-n", "0", "--durations=5", *map(str, sorted((ROOT / "tests").glob("test_[kf]*.py"))),
          "-k", f"interpreted_{group}"],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
