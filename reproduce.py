@@ -5,6 +5,7 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --jobs 2                  two trainings at a time
     python reproduce.py lm --rows t5 --seeds 3                 more seeds of one row
     python reproduce.py cable_table1 --scale paper --dry_run   what it would do
+    python reproduce.py lm_english --scale gpu --data my_books/
     python reproduce.py matrix --add mine --tasks flipflop recall
                                                                your model_mine.py on two tasks
 
@@ -24,15 +25,18 @@ import experiments
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser
 from common.names import nearest
-from experiments import cells, figures, jobs, pages, runs, search
+from experiments import cells, costs, figures, jobs, pages, runs, search
 
 
 def parse(argv):
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("entry", nargs="?", help="which table or figure; without it, the list")
-    add("--scale", default="cpu", choices=["cpu", "paper"],
-        help="cpu: minutes a run on two cores; paper: the paper's sizes, for a GPU (default: cpu)")
+    add("--scale", default="cpu", choices=experiments.SCALES,
+        help="cpu: minutes a run on two cores; gpu: on a GPU; paper: the paper's sizes, for a GPU "
+             "(default: cpu)")
+    add("--data", default="", metavar="FOLDER",
+        help="of lm_english: its text, a folder, a file or a known corpus")
     add("--rows", nargs="+", help="only these rows (default: all)")
     add("--seeds", type=int, default=0, help="how many of every row (default: the entry's)")
     add("--add", metavar="NAME", help="of the matrix: one more model beside its rows; all that it "
@@ -44,6 +48,7 @@ def parse(argv):
         help="train with torch.compile; rounding differs, which can decide whether a run learns")
     add("--dry_run", action="store_true",
         help="print every command, build every model without memory; nothing is run or written")
+    parser.set_defaults(source="")
     args = parser.parse_args(argv)
     if args.entry is None and argv:
         fail("name the table first: python reproduce.py NAME, then the flags")
@@ -58,20 +63,12 @@ def listing():
         print("\n" + module.__doc__.strip().partition("\n")[0])
         for name, entry in experiments.of_file(module).items():
             print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
-            for scale in ("cpu", "paper"):
+            for scale in experiments.SCALES:
                 if scale in entry:
-                    todo = planned(parse([name, "--scale", scale]))
-                    print(f"      --scale {scale:5}  {expected(name, scale, todo)}")
+                    said = costs.expected(name, scale, costs.planned(name, scale))
+                    print(f"      --scale {scale:5}  {said}")
     print("\nTimes are of all runs one after the other, as they were measured; --jobs 2 takes "
           "half. What is\nthere is not made anew. Make one with: python reproduce.py NAME --jobs 2")
-
-
-def expected(name, scale, todo):
-    """How long these runs of an entry take, and how many of them are there."""
-    seconds = jobs.measured(name, scale)
-    took = jobs.duration(len(todo) * seconds) if seconds else "not measured"
-    there = sum(job.done for job in todo)
-    return f"{took}, {len(todo)} runs" + (f", {there} of them there" if there else "")
 
 
 def planned(args):
@@ -86,6 +83,10 @@ def planned(args):
         for word in getattr(args, flag) or []:
             if word not in part[flag]:
                 fail(f"{name} has no {word!r} among its {flag}: {nearest(word, part[flag])}")
+    own_text = jobs.FOLDER in part.get("train", "")
+    if own_text != bool(args.data):
+        fail(f"--data is not for {name}" if args.data else f"{name} is made of a text of yours: "
+             "--data FOLDER, a file or a known corpus")
     folder = runs.folder_of(name, scale)
     if "panels" in part:
         return search.planned(name, scale, folder)
@@ -95,7 +96,7 @@ def planned(args):
             if (not args.rows or job.label in args.rows)
             and (not args.tasks or job.task in args.tasks)]
     if args.add:  # the cheapest task first
-        todo.sort(key=lambda job: jobs.measured(name, scale, job.task))
+        todo.sort(key=lambda job: costs.measured(name, scale, job.task))
     return todo
 
 
@@ -113,9 +114,20 @@ def dry_run(args, todo):
             print(f"{job.name}: {size:,} parameters", flush=True)
         except (Exception, SystemExit) as e:  # a model file of yours may fail in any way
             broken.append(f"{job.name} cannot be built: {e}")
-    print(f"{args.entry} --scale {args.scale}: {expected(args.entry, args.scale, todo)}")
+    print(f"{args.entry} --scale {args.scale}: {costs.expected(args.entry, args.scale, todo)}")
     if broken:
         fail("\n".join(broken))
+
+
+def ready(args, todo):
+    """What the runs need that are not there, a GPU or a text -> them, with that text."""
+    name, scale = args.entry, args.scale
+    if scale != "cpu" and args.device == "auto" and not torch.cuda.is_available():
+        fail(f"{name} --scale {scale} is for a CUDA GPU, and torch {torch.__version__} finds none: "
+             f"{costs.expected(name, scale, todo)}. --device cpu makes it here all the same")
+    if args.data:
+        args.data, args.source = jobs.text_of(name, scale, args.data)
+    return planned(args)
 
 
 def make(args, todo):
@@ -174,6 +186,8 @@ def main(argv=None):
     todo = planned(args)
     if args.dry_run:
         return dry_run(args, todo)
+    if not all(job.done for job in todo):
+        todo = ready(args, todo)
     failed = make(args, todo)
     if args.add:
         finish_added(args, todo)

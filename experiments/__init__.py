@@ -5,6 +5,7 @@ Every table and figure of the papers: python reproduce.py NAME makes one.
                 and numbers
     variants/   models that exist for one table
     jobs.py     the engine: is the JSON of a run there? Else train.py and eval.py make it
+    costs.py    how long it takes, and what of it has not been run
     search.py   Post-Norm's random search
     runs.py     the JSON in results/runs/ -> tables.py (Markdown), figures.py, pages.py
 
@@ -19,7 +20,8 @@ An entry has
     title       what the paper calls it, and in which unit
     columns     [(heading, split, metric)] of a task's table, in the order of the paper's numbers,
                 all in %; without it the table is perplexity by window length
-    cpu, paper  its scales: minutes a run on two CPU cores, and the paper's own size
+    cpu, gpu, paper
+                its scales: minutes a run on two CPU cores, on one GPU, and the paper's own size
 
 and where it needs them
 
@@ -34,7 +36,8 @@ and where it needs them
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
-(what differs from the paper) and published_at (the window lengths of the paper's numbers).
+(what differs from the paper) and published_at (the window lengths of the paper's numbers). In its
+flags FOLDER is the text that reproduce.py --data names.
 """
 import functools
 import importlib
@@ -46,6 +49,7 @@ from common.files import fail
 from common.names import nearest
 
 PAPERS = Path(__file__).parent / "papers"
+SCALES = "cpu", "gpu", "paper"
 REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n"  # of RoPE
 
 
@@ -109,5 +113,5 @@ def find(name, scale):
         fail(f"unknown entry {name!r}: {nearest(name, entries())}")
     entry = entries()[name]
     if scale not in entry:
-        fail(f"{name} has no --scale {scale}")
+        fail(f"{name} has no --scale {scale}: {nearest(scale, [s for s in SCALES if s in entry])}")
     return entry, entry[scale]

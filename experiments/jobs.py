@@ -5,9 +5,9 @@ edit of an entry's flags remove what is there, in out/ and results/runs/.
 """
 import math
 import os
+import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from common import names
 from common.checkpoint import load_checkpoint
-from common.files import ROOT, read_json, write_json
+from common.files import ROOT, fail, read_json, write_json
 from common.settings import new_settings
 from data.text import VOCABULARY
 from encoders.mlm import UNK
@@ -30,6 +30,7 @@ from experiments.runs import once, slug, table
 from figures.plot import logged
 
 TRAINING = defaultdict(threading.Lock)  # by folder
+FOLDER = "FOLDER"  # in an entry's flags: the text that --data names
 
 
 # -----------------------------------------------------------------------------
@@ -42,6 +43,7 @@ class Job(NamedTuple):
     done: bool       # whether the file is there
     score: list      # words of eval.py, or of search.py
     model: Callable  # -> the model as it is before its training
+    amount: tuple = None  # of a panel: steps, tokens of all steps, tokens of a sequence
     trainings: list = ()  # of (folder, words of train.py): what it begins with, and its own
     task: str = ""        # of a matrix
     columns: dict = None  # of a matrix
@@ -74,6 +76,11 @@ class Job(NamedTuple):
             write_json(self.path, record(self))
 
 
+def tokens_of(c):
+    """How many a training sees."""
+    return c.max_iters * c.batch_size * c.gradient_accumulation_steps * c.block_size
+
+
 def model_of(words):
     """The model of train.py's words, but for the size of a vocabulary that is not here."""
     config = vars(new_settings(words[2:]))
@@ -93,7 +100,7 @@ def device_flag(device):
 
 def start_of(part, flags, seed, first=""):
     """-> the words of train.py: the flags of the table, then the row's own, each once."""
-    words = ["python", "train.py", *part["train"].split(), *flags.split(), "--seed", str(seed)]
+    words = ["python", "train.py", *shlex.split(part["train"]), *flags.split(), "--seed", str(seed)]
     return once(words + (["--init_from", str(first)] if first else []))
 
 
@@ -108,6 +115,8 @@ def planned(name, entry, scale, args, folder):
         trained = Path("out") / f"{entry.get('group', name)}.{args.scale}" / task
         if args.add:
             trained = folder.relative_to(ROOT) / task
+        trained /= args.source[:8]  # of another text there are other trainings
+        part = part | dict(train=with_text(part, args.data))
         for label, row in scale["rows"].items():
             trained_as = scale["rows"][row.of or label]
             more = " --compile on" if args.compile else ""
@@ -127,9 +136,9 @@ def planned(name, entry, scale, args, folder):
                 score = ["python", "eval.py", str(trained / run), *part["eval"].split(),
                          *row.eval.split(), "--out", str(trained / run / f"{name}-{slug(label)}")]
                 path = folder / task / f"{slug(label)}-{seed}.json"
-                jobs.append(Job(path, label, path.exists(), once(score),
-                                partial(model_of, trainings[-1][1]), trainings, task,
-                                entry.get("columns")))
+                model = partial(model_of, trainings[-1][1])
+                jobs.append(Job(path, label, path.exists(), once(score), model, None, trainings,
+                                task, entry.get("columns")))
     return jobs
 
 
@@ -138,6 +147,10 @@ def record(job):
     result, (out, start) = read_json(ROOT / f"{job.score[-1]}.json"), job.trainings[-1]
     checkpoint, curves = load_checkpoint(ROOT / out / "ckpt.pt"), logged(ROOT / out, job.label)
     row, = result["runs"]
+    text, name = row["config"]["data"], result["data"].get("corpus")
+    if name:  # where it lay is nobody's business
+        row["config"]["data"] = name
+        start = [name if word == text else word for word in start]
     row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
     row |= {name: curve for name, curve in curves.items() if curve}  # and the label
@@ -147,6 +160,32 @@ def record(job):
         if any(value is not None and math.isnan(value) for value in values.values()):
             row["not_finite"] = True
     return result
+
+
+def with_text(part, data):
+    """A scale's flags of train.py, of the text that --data names."""
+    return part["train"].replace(FOLDER, shlex.quote(data))
+
+
+def text_of(name, scale, data):
+    """
+    The text that --data names, prepared once for all runs -> where it is, and its sha256. What is
+    too short to be scored, or would stand beside runs of another text, ends here.
+    """
+    _, part = find(name, scale)
+    c = new_settings(shlex.split(with_text(part, data)))
+    task = names.make_task(vars(c))
+    have = task.meta["tokens"]
+    print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}; a training takes "
+          f"{tokens_of(c):,}, {tokens_of(c) / have['train']:.1f} passes", flush=True)
+    asked = max(map(int, re.findall(r"\d+", part["eval"])))
+    if have["test"] <= asked:
+        fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
+    others = {run["data"]["sha256"] for run in table(name, scale)["runs"]} - {task.source}
+    if others:
+        fail(f"results/runs/{name}.{scale} is of another text, sha256 {', '.join(others)}: move it "
+             "away, and yours is made")
+    return task.data, task.source
 
 
 # -----------------------------------------------------------------------------
@@ -196,25 +235,3 @@ def run(name, env, *command):
     RUNNING.discard(process)
     if code:
         raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
-
-
-# -----------------------------------------------------------------------------
-# how long it takes
-
-def measured(name, scale, task=""):
-    """The mean seconds of an entry's runs, of those that are there; 0 where none is."""
-    result, seconds = table(name, scale), []
-    for one in result.get("runs", []):
-        if task in ("", one.get("task")):
-            spent = one["eval_seconds"]
-            spent = sum(spent.values()) if isinstance(spent, dict) else spent  # by length
-            seconds.append(one["train_seconds"] + spent)
-    for panel in result.get("panels", []):
-        seconds.append(sum(scheme["seconds"] for scheme in panel["schemes"].values()))
-    return statistics.mean(seconds) if seconds else 0
-
-
-def duration(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

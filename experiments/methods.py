@@ -55,8 +55,8 @@ METHODS = [
     Method("rope, yarn", "", "rope, yarn", "recall_no_qk_norm: rope, yarn", "matrix: rope, yarn",
            "a trained RoPE", "it has to recall", "text is over twice as long"),
 ]
-HEADS = ["method", "norms", "seeds", "parameters", "training speed", "time a token", "text, 0.8M",
-         "text, 14M", "recall", "flip-flop", "needs", "pick it when", "avoid it when"]
+HEADS = ["method", "norms", "evidence", "parameters", "training speed", "time a token",
+         "text, 0.8M", "text, 14M", "recall", "flip-flop", "needs", "pick it when", "avoid it when"]
 
 
 def methods_table():
@@ -71,8 +71,10 @@ def cells_of(m, bench, books):
     if m.bench:
         speed = f"{bench['train'][m.bench]['of_nope']:.2f}"
         time = f"{bench['decode'][m.bench]['times_nope']:.2f}"
-    return [m.name, norms, len(text), f"{text[0]['parameters']:,}", speed, time, flatness(text),
-            flatness([run for run in books if run["label"] == m.books]),
+    of_books = [run for run in books if run["label"] == m.books]
+    evidence = ("●" if len(text) >= 3 else "○") + ("●" if of_books else "○")
+    return [m.name, norms, evidence, f"{text[0]['parameters']:,}", speed, time, flatness(text),
+            flatness(of_books),
             score(m.recall, "recall: at 16 x", norms),
             score(m.flipflop, "flip-flop: worst, 16 x", norms), m.needs, m.pick, m.avoid]
 

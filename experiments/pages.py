@@ -8,10 +8,10 @@ is filled by reproduce.py NAME, and every block of every page by
 
     python -m experiments.pages
 
-NAME is an entry (NAME.paper at the paper's scale), a JSON file in results/ without its ending, or
-methods (methods.py).
-The first table of a block is open, the others are folded. Below is the first run's command, and
-folded where and by which commits all runs were made, and in which flags rows differ.
+NAME is an entry, with all of its scales that have runs, a JSON file in results/ without its ending,
+methods (methods.py) or not_run (costs.py). The first table of a block is open, the others are
+folded. Below is the first run's command, and folded where and by which commits all runs were made,
+and in which flags rows differ.
 """
 import re
 import shlex
@@ -19,7 +19,7 @@ import sys
 
 from common.files import ROOT, fail, in_one_line, read_json, write_text
 from common.names import nearest
-from experiments import entries, find, methods, speed, tables, trials
+from experiments import SCALES, costs, entries, find, methods, speed, tables, trials
 from experiments.runs import once, table
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
@@ -37,8 +37,7 @@ def fill():
 
 def filled_block(found, page):
     name = found[2]
-    stem = name.removesuffix(".paper").removesuffix("_papers")
-    known = stem in entries() or name == "methods"
+    known = name.removesuffix("_papers") in entries() or name in ("methods", "not_run")
     if not known and not (ROOT / "results" / f"{name}.json").exists():
         fail(f"results/{page} has a block for {name!r}, which is neither an entry nor a JSON in "
              f"results/: remove the block, or {nearest(name, entries())}")
@@ -49,19 +48,29 @@ def block(name):
     """The tables of an entry, or of a JSON file, with a small line on where they are from."""
     if name == "methods":
         return f"\n{methods.methods_table()}\n\n"
-    stem, scale = name.removesuffix(".paper"), "paper" if name.endswith(".paper") else "cpu"
-    entry = stem.removesuffix("_papers")
+    if name == "not_run":
+        return f"\n{costs.not_run()}\n\n"
+    entry = name.removesuffix("_papers")
     if entry not in entries():
         result = read_json(ROOT / "results" / f"{name}.json")
         return f"\n{folded(written(result))}\n\n{footer(result)}\n\n"
+    scales = [scale for scale in SCALES if scale in entries()[entry]]
+    if name != entry:
+        scales = scales[:1]
+    parts = [at_scale(name, entry, scale) for scale in scales]
+    return "".join(parts) or f"\nNot run yet: `{costs.command_of(entry, scales[0])}`\n\n"
+
+
+def at_scale(name, entry, scale):
+    """The tables of an entry at one of its scales; nothing where it has no run."""
     result = table(entry, scale)
-    words = f"`python reproduce.py {entry}" + ("`" if scale == "cpu" else f" --scale {scale}`")
     if not (result.get("runs") or result.get("panels")):
-        return f"\nNot run yet: {words}\n\n"
-    texts = written(result) if stem == entry else tables.papers_tables(result, of_papers())
+        return ""
+    texts = written(result) if name == entry else tables.papers_tables(result, of_papers())
     note = find(entry, scale)[1].get("note")
-    said = [f"All runs: {words}", *([note] if note else [])]
-    return f"\n{folded(texts)}\n\n{footer(result, said)}\n\n"
+    said = [f"All runs: `{costs.command_of(entry, scale)}`", *([note] if note else [])]
+    head = "At the paper's size:\n\n" if scale == "paper" else ""
+    return f"\n{head}{folded(texts)}\n\n{footer(result, said)}\n\n"
 
 
 def written(result):

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 
-from common.files import ROOT
+from common.files import ROOT, fail
 from experiments import entries, find
 from experiments.cells import cells_of
 
@@ -54,6 +54,9 @@ def table(name, scale):
         runs += [run for run in rows_of(path) if run["label"] in rows]
     runs.sort(key=lambda run: (rows.index(run["label"]),
                                tasks.index(run["task"]) if tasks else 0, run["seed"]))
+    texts = {run["data"]["sha256"] for run in runs if "perplexity" in run and "task" not in run}
+    if len(texts) > 1:
+        fail(f"results/runs/{name}.{scale} has runs of several texts, sha256 {', '.join(texts)}")
     for run in runs:  # what is not said of the entry is said of its first run
         about = run | about
     about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs,

@@ -270,14 +270,19 @@ def planned(name, scale, folder):
     jobs = []
     for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
         path, model = folder / f"{slug(panel)}.json", partial(hard_coded, 4, 1.0)
+        amount = None
         done = path.exists()
         if panel != "theorem":
             there = read(path) or dict(schemes=entry["schemes"])  # a damaged one is left as it is
             done = done and set(entry["schemes"]) <= set(there["schemes"])
-            model = partial(small_model, make_task(part["panels"][panel]), entry["schemes"][-1])
+            task = make_task(part["panels"][panel])
+            model = partial(small_model, task, entry["schemes"][-1])
+            steps = part["steps"] * len(entry["schemes"])
+            sequences = steps * part["trials"] * part["panels"][panel]["batch_size"]
+            amount = steps, sequences * task.block_size, task.block_size
         words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
                  "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, done, words, model))
+        jobs.append(Job(path, panel, done, words, model, amount))
     return jobs
 
 

@@ -139,9 +139,12 @@ def ratio(measure, last, first, runs):
 
 
 def published(numbers, n, runs, form=".2f"):
-    """The paper's n-th number of a row: a cell."""
+    """The paper's n-th number of a row, or mean and standard deviation: a cell."""
     theirs = numbers.get(label_of(runs[0]), ())
-    return format(theirs[n], form) if n < len(theirs) else "-"
+    if n >= len(theirs):
+        return "-"
+    both = theirs[n] if isinstance(theirs[n], list) else [theirs[n]]
+    return " ± ".join(format(y, form) for y in both)
 
 
 def papers_tables(result, papers):

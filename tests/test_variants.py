@@ -10,7 +10,6 @@ import model_tra
 from common import names
 from experiments.variants import learned_hard
 from experiments.variants import tra as tra_variants
-from rivals import rope
 from tests.examples import naive
 from tests.helpers import close, make, random_qkv
 
@@ -25,17 +24,13 @@ def counted_layer(x, model, layer):
     q, k, v = (split(weight) for weight in attn.c_attn.weight.chunk(3))
     if c.qk_norm:
         q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
-    plain = q
-    if c.plus == "rope":
-        waves = rope.Turn("", q.size(-1), T, T).waves(torch.arange(T))
-        q, k = rope.turned(q, waves), rope.turned(k, waves)
     gate_keys = dict(key=k, val=v, sep=split(attn.w_g.weight) if c.gates == "sep" else None)
 
     def bias(b, h, i, j):
         if c.first and layer > 0:
             return 0.0
         seen = gate_keys[c.gates][b, h, j:i + 1]
-        count, row = torch.sigmoid(seen @ q[b, h, i] / math.sqrt(q.size(3))).sum(), plain[b, h, i]
+        count, row = torch.sigmoid(seen @ q[b, h, i] / math.sqrt(q.size(3))).sum(), q[b, h, i]
         p = count.item()
         if c.position != "alibi":  # whose Eq. 10 has no p_max
             p = min(p, c.P - 1)
@@ -56,7 +51,7 @@ def counted_layer(x, model, layer):
 
 @pytest.mark.parametrize("name, changes, tables", [
     ("cope_mlp", {}, 1), ("cope_mlp_first", {}, 2), ("cope_alibi", {}, 2),
-    ("cope_relative", {}, 1), ("cope_rope", {}, 1), ("cope_mlp", dict(gates="val"), 1),
+    ("cope_relative", {}, 1), ("cope_mlp", dict(gates="val"), 1),
     ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_relative", dict(gates="sep"), 1),
     ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1), ("cope_drop", dict(P=4), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables):

@@ -5,7 +5,7 @@ One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its
 CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. At the paper's size each of
 these has an entry of its own.
 """
-from experiments import REPAIRS, Row, repaired
+from experiments import REPAIRS, Row, repaired, rows
 
 # the learning rate of each family: of three, the one of lm_rates' lowest perplexity
 RATES = ("2e-3", "4e-3", "8e-3")
@@ -63,11 +63,23 @@ def steps(n, words):
                f"--eval_interval {n // 5}")
 
 
+# on one GPU; what is asked for first is made first
+COMPARED = rows(2, "cable", "rope", "alibi") | repaired(2, "window", "rerope", "yarn", "selfextend")
+ENGLISH = "--data FOLDER --block_size 512 --eval_iters 20 --log_interval 100"
+FARTHER = "--lengths 512 1024 2048 4096 8192 --strided --tokens 262144"
+
+
 ENTRIES = {
     "lm": dict(
         title="Language models of every method: perplexity far beyond the training length, strided "
               "perplexity, loss by position",
         cpu=dict(train=LONG, eval=FAR, rows=every())),
+    "lm_rope": dict(
+        title="RoPE beyond its training length: repaired at test time, mixed with layers without "
+              "positions, and two methods that need neither",
+        runs="lm", cpu=dict(train=LONG, eval=FAR, rows={
+            row: words for row, words in every().items()
+            if row.startswith("rope") or row in ("cable", "alibi")})),
     "lm_rates": dict(
         title="The learning rates of lm: one method of each family, runs an eighth as long, "
               "perplexity on the validation split",
@@ -83,6 +95,21 @@ ENTRIES = {
                  rows={"cable": Row(flags("cable", "4e-3"), 3),
                        "rope": Row(flags("rope", "4e-3"), 3),
                        "alibi": Row(flags("alibi", "4e-3"))} | repaired(3, "window", "yarn"))),
+    "lm_english": dict(
+        title="English, 14M parameters: perplexity far beyond the training length, on a text of "
+              "yours; here on the books of books.txt",
+        gpu=dict(train=f"{ENGLISH} --tokenizer gpt2_8k --n_layer 6 --n_head 6 --n_embd 384 "
+                       "--batch_size 128 --max_iters 2400 --learning_rate 2e-3 --min_lr 2e-4 "
+                       "--warmup_iters 200 --eval_interval 800", eval=FARTHER,
+                 rows=COMPARED | rows(2, "tra", "fox", "cope") | {
+                     "tra pre": Row("--model tra --norm pre --qk_norm", 2),
+                     # a quarter of the training length, as in lm
+                     "rope_nope": Row("--model rope_nope --nope_every 3 --window 128", 2)})),
+    "lm_english_tiny": dict(
+        title="English, 45M parameters: as lm_english, in gpt2's tokens, 98 million of them",
+        gpu=dict(train=f"{ENGLISH} --size tiny --batch_size 64 --gradient_accumulation_steps 2 "
+                       "--max_iters 1500 --learning_rate 1e-3 --min_lr 1e-4 --warmup_iters 150 "
+                       "--eval_interval 500", eval=FARTHER, rows=COMPARED)),
     "lm_words_rates": dict(
         title="The learning rates of lm_words, on the validation split",
         cpu=dict(train=SHORT.replace("stdlib", "packages --tokenizer gpt2_8k"),

@@ -70,6 +70,8 @@ SCALED = {f"{name}, scaled": Row(f"--model {name}_qk_scale", 3)
 MIXED = {"rope_nope": Row("--model rope_nope --nope_every 2 --window 16", 3),
          "rope_nope, no window": Row("--model rope_nope --nope_every 2 --window 0", 3),
          "rope_window": Row("--model rope_window --window 16", 3)}
+LONG = {"rope_nope x4": Row("--model rope_nope --nope_every 2 --window 16 --max_iters 2000 "
+                            "--eval_interval 400", 3)}
 LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
 
 ENTRIES = {
@@ -86,7 +88,7 @@ ENTRIES = {
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
         cpu=task("recall", PLAIN, LONGER, 500) | dict(
-            rows=RECALL | MIXED | RATES | repaired(3, *REPAIRS))),
+            rows=RECALL | MIXED | LONG | RATES | repaired(3, *REPAIRS))),
     "flipflop_rope": dict(
         title="Flip-flop, trained on 64 tokens, by RoPE: as it is, repaired, mixed with layers "
               "without positions. Exact match (%)",

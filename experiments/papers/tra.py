@@ -32,7 +32,7 @@ ENTRIES = {
         columns=COLUMNS,
         cpu=MIDDLE | dict(rows=rows(3, "tra", "fox", "cope", "rope", "cable", "diff", flags=POST))),
     "tra_table1_own": dict(
-        title="The same, with pre-norm and no QK-norm, as they come",
+        title="TRA, Table 1 with pre-norm and no QK-norm: every method as it comes",
         published="tra_table1", columns=COLUMNS,
         cpu=MIDDLE | dict(rows=rows(3, "fox", "cope", "rope", flags=PLAIN))),
     "tra_norm": dict(

@@ -1,17 +1,16 @@
 """
 CoPE's count put to other uses (its Tables 5, 7 and 8): an MLP or ALiBi instead of the table of
-positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
+positions, relative embeddings beside it. The count p_ij is model_cope.py's.
 
     mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation; or in the first
                                                layer alone, the others without any position
     alibi      -m_h p_ij, p not cut off        slopes m_h given, or learned, from 0
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
-    rope       q_i . e[p_ij]                   q and k turned in the logits and the gates, not in z
     drop       q_i . e[p_ij], p <= P - 1       ours: keys that are farther have no weight at all
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
-does not say what RoPE turns, nor what position the layers without the MLP have: here none. Read
-model_cope.py first.
+does not say what position the layers without the MLP have: here none. RoPE beside the count, which
+its table of code has, is not here. Read model_cope.py first.
 """
 import math
 import re
@@ -25,13 +24,12 @@ from experiments.variants import heads, joined, replace_attention
 from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
 from rivals import classics
 from rivals.classics import Relative
-from rivals.rope import Turn, turned
 
 
 @dataclass
 class GPTConfig(model_cope.GPTConfig):
     position: str = "embedding"  # from a count to a bias: embedding (a table), mlp, alibi
-    plus: str = "none"           # beside the count: none, relative, rope
+    plus: str = "none"           # beside the count: none, relative
     slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
     first: bool = False          # position in the first layer alone
     drop: bool = False           # keys whose count is past the table's end have no weight
@@ -39,8 +37,7 @@ class GPTConfig(model_cope.GPTConfig):
 
 VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
                 cope_alibi=dict(position="alibi"),
-                cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"),
-                cope_drop=dict(drop=True))
+                cope_relative=dict(plus="relative"), cope_drop=dict(drop=True))
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -49,7 +46,7 @@ EQUATION = "logit_ij = q_i . k_j / sqrt(d) + bias(q_i, p_ij),  p_ij = sum of ste
 STEP = model_cope.STEP
 
 
-def literal(q, k, v, position, unturned, gate_keys=None):
+def literal(q, k, v, position, gate_keys=None):
     """counting_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
@@ -59,7 +56,7 @@ def literal(q, k, v, position, unturned, gate_keys=None):
     gates = qk if gate_keys is None else q @ gate_keys.transpose(-1, -2) / math.sqrt(d)
     step = gates.to(float_type).sigmoid() * (j <= i)
     distance = position.clamp(step.flip(-1).cumsum(-1).flip(-1))
-    bias = position(unturned, distance)
+    bias = position(q, distance)
     if position.relative is not None:
         bias = bias + position.relative.bias(q, i, j)
     attention = (qk + bias).masked_fill(j > i, float("-inf")).softmax(-1)
@@ -67,14 +64,14 @@ def literal(q, k, v, position, unturned, gate_keys=None):
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
 
-def counting_attention(q, k, v, position, unturned, gate_keys=None):
+def counting_attention(q, k, v, position, gate_keys=None):
     """
     The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    position: a Position; unturned (B, H, Tq, d) are the queries that it sees; gate_keys
-    (B, H, Tk, d) are what the gates see, None for k. Returns (B, H, Tq, d).
+    position: a Position; gate_keys (B, H, Tk, d) are what the gates see, None for k.
+    Returns (B, H, Tq, d).
     """
-    return literal(q, k, v, position, unturned, gate_keys)[0]
+    return literal(q, k, v, position, gate_keys)[0]
 
 
 def given_slopes(config):
@@ -142,12 +139,6 @@ def mlp_bias(mlp, q, p):
 
 
 class CausalSelfAttention(model_cope.CausalSelfAttention):
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.rope = None
-        if config.plus == "rope":
-            self.rope = Turn("", config.n_embd // config.n_head, config.block_size, 1)
-
     def forward(self, x, cache, position):
         q, k, v = heads(self, x, cache)
         gate_keys = v if self.gates == "val" else None
@@ -155,21 +146,14 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
             gate_keys = self.w_g(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
             if cache is not None:
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
-        unturned = q
-        if self.rope is not None:
-            pos = torch.arange(k.size(2))
-            q = turned(q, self.rope.waves(pos[-q.size(2):]))
-            k = turned(k, self.rope.waves(pos))
-        return joined(self, counting_attention(q, k, v, position, unturned, gate_keys))
+        return joined(self, counting_attention(q, k, v, position, gate_keys))
 
 
 def check(config):
     for name, words in (("position", ("embedding", "mlp", "alibi")),
-                        ("plus", ("none", "relative", "rope"))):
+                        ("plus", ("none", "relative"))):
         if getattr(config, name) not in words:
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
-    if config.plus == "rope" and config.gates != "key":
-        raise ValueError("plus=rope turns q and k: its gates can only be key gates")
     if config.drop and config.P < 2:
         raise ValueError("drop needs P of at least 2: a query's own key stays")
 
