@@ -33,10 +33,8 @@ def parse(argv):
     add = parser.add_argument
     add("entry", nargs="?", help="which table or figure; without it, the list")
     add("--scale", default="cpu", choices=experiments.SCALES,
-        help="cpu: minutes a run on two cores; gpu: on a GPU; paper: the paper's sizes, for a GPU "
-             "(default: cpu)")
-    add("--data", default="", metavar="FOLDER",
-        help="of lm_english: its text, a folder, a file or a known corpus")
+        help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: for a GPU")
+    add("--data", default="", metavar="FOLDER", help="of lm_english: its text, a file or folder")
     add("--rows", nargs="+", help="only these rows (default: all)")
     add("--seeds", type=int, default=0, help="how many of every row (default: the entry's)")
     add("--add", metavar="NAME", help="of the matrix: one more model beside its rows; all that it "
@@ -48,7 +46,7 @@ def parse(argv):
         help="train with torch.compile; rounding differs, which can decide whether a run learns")
     add("--dry_run", action="store_true",
         help="print every command, build every model without memory; nothing is run or written")
-    parser.set_defaults(source="")
+    parser.set_defaults(source="")  # the sha256 of --data
     args = parser.parse_args(argv)
     if args.entry is None and argv:
         fail("name the table first: python reproduce.py NAME, then the flags")
@@ -67,8 +65,9 @@ def listing():
                 if scale in entry:
                     said = costs.expected(name, scale, costs.planned(name, scale))
                     print(f"      --scale {scale:5}  {said}")
-    print("\nTimes are of all runs one after the other, as they were measured; --jobs 2 takes "
-          "half. What is\nthere is not made anew. Make one with: python reproduce.py NAME --jobs 2")
+    print("\nTimes are of all runs one after the other, as they were measured, FLOPs of what was "
+          "not; --jobs 2\ntakes half. What is there is not made anew. Make one with: python "
+          "reproduce.py NAME --jobs 2")
 
 
 def planned(args):
@@ -83,10 +82,8 @@ def planned(args):
         for word in getattr(args, flag) or []:
             if word not in part[flag]:
                 fail(f"{name} has no {word!r} among its {flag}: {nearest(word, part[flag])}")
-    own_text = jobs.FOLDER in part.get("train", "")
-    if own_text != bool(args.data):
-        fail(f"--data is not for {name}" if args.data else f"{name} is made of a text of yours: "
-             "--data FOLDER, a file or a known corpus")
+    if (jobs.FOLDER in part.get("train", "")) != bool(args.data):
+        fail(f"--data is not for {name}" if args.data else f"{name} needs a text: --data FOLDER")
     folder = runs.folder_of(name, scale)
     if "panels" in part:
         return search.planned(name, scale, folder)
@@ -117,17 +114,6 @@ def dry_run(args, todo):
     print(f"{args.entry} --scale {args.scale}: {costs.expected(args.entry, args.scale, todo)}")
     if broken:
         fail("\n".join(broken))
-
-
-def ready(args, todo):
-    """What the runs need that are not there, a GPU or a text -> them, with that text."""
-    name, scale = args.entry, args.scale
-    if scale != "cpu" and args.device == "auto" and not torch.cuda.is_available():
-        fail(f"{name} --scale {scale} is for a CUDA GPU, and torch {torch.__version__} finds none: "
-             f"{costs.expected(name, scale, todo)}. --device cpu makes it here all the same")
-    if args.data:
-        args.data, args.source = jobs.text_of(name, scale, args.data)
-    return planned(args)
 
 
 def make(args, todo):
@@ -187,7 +173,10 @@ def main(argv=None):
     if args.dry_run:
         return dry_run(args, todo)
     if not all(job.done for job in todo):
-        todo = ready(args, todo)
+        costs.need_gpu(args, todo)
+        if args.data:
+            args.data, args.source = jobs.text_of(args.entry, args.scale, args.data)
+            todo = planned(args)
     failed = make(args, todo)
     if args.add:
         finish_added(args, todo)

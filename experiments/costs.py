@@ -8,6 +8,7 @@ from argparse import Namespace
 
 import torch
 
+from common.files import fail
 from common.settings import new_settings
 from experiments import SCALES, entries, jobs, search
 from experiments.runs import folder_of, table
@@ -84,11 +85,18 @@ def expected(name, scale, todo):
     took = duration(len(todo) * mean)
     if not mean:
         flops, attention, seconds = map(sum, zip(*counted(todo)))
-        took = f"{flops:.1e} FLOPs, {attention / flops:.0%} of them attention"
+        took = f"{flops:.1e} FLOPs, {100 * attention / flops:.0f} % of them attention"
         if scale != "cpu":
             took += f" (one H100: some {duration(seconds)})"
     there = sum(job.done for job in todo)
     return f"{took}, {len(todo)} runs" + (f", {there} of them there" if there else "")
+
+
+def need_gpu(args, todo):
+    """Where there is none, and no other device was asked for, ends with what it would take."""
+    if args.scale != "cpu" and args.device == "auto" and not torch.cuda.is_available():
+        fail(f"{args.entry} --scale {args.scale} is for a CUDA GPU, and torch finds none: "
+             f"{expected(args.entry, args.scale, todo)}. --device cpu makes it here all the same")
 
 
 def not_run():
@@ -100,8 +108,9 @@ def not_run():
                 continue
             trainings = [each for each in counted(planned(name, scale)) if each[0]]
             flops, attention, seconds = map(sum, zip(*trainings))
-            title, command = entry["title"].partition(":")[0], command_of(name, scale)
-            rows.append([seconds, title, f"`{command}`", f"{flops:.1e}", f"{attention / flops:.0%}",
-                         duration(seconds / len(trainings)), duration(seconds)])
+            share = f"{100 * attention / flops:.0f} %"
+            rows.append([seconds, entry["title"].partition(":")[0], f"`{command_of(name, scale)}`",
+                         f"{flops:.1e}", share, duration(seconds / len(trainings)),
+                         duration(seconds)])
     heads = ["table", "command", "FLOPs", "attention", "one training", "all of them"]
-    return markdown(heads, [row[1:] for row in sorted(rows)])
+    return markdown(heads, [row for _, *row in sorted(rows)])

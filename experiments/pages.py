@@ -58,7 +58,7 @@ def block(name):
     if name != entry:
         scales = scales[:1]
     parts = [at_scale(name, entry, scale) for scale in scales]
-    return "".join(parts) or f"\nNot run yet: `{costs.command_of(entry, scales[0])}`\n\n"
+    return "\n" + ("".join(parts) or f"Not run yet: `{costs.command_of(entry, scales[0])}`\n\n")
 
 
 def at_scale(name, entry, scale):
@@ -70,7 +70,7 @@ def at_scale(name, entry, scale):
     note = find(entry, scale)[1].get("note")
     said = [f"All runs: `{costs.command_of(entry, scale)}`", *([note] if note else [])]
     head = "At the paper's size:\n\n" if scale == "paper" else ""
-    return f"\n{head}{folded(texts)}\n\n{footer(result, said)}\n\n"
+    return f"{head}{folded(texts)}\n\n{footer(result, said)}\n\n"
 
 
 def written(result):

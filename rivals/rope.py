@@ -111,7 +111,7 @@ class Turn:
 
 
 def turned(x, waves):
-    """x (B, H, T, d), each pair of channels turned."""
+    """x (B, H, T, d), each pair of channels turned: roll brings a channel its partner."""
     cos, sin = (wave.to(x) for wave in waves)
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
 

@@ -2,6 +2,7 @@
 import functools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
 def test_the_list_and_a_dry_run(home, here):
     here(texts=texts())
     out, _ = command(home, "reproduce.py")
-    assert re.search(r"\nMine.\n  texts\n      A table\n +--scale cpu +not measured, 4 runs\n", out)
+    assert re.search(r"\nMine.\n  texts\n      A table\n +--scale cpu +\S+ FLOPs, \d+ % of ", out)
     out, _ = command(home, "reproduce.py", "texts", "--dry_run", "--compile", "--device", "cpu")
     assert out.count("$ python train.py") == out.count(" parameters\n") == 4
     assert out.count("--compile on --seed") == 4 and not (home / "out").exists()
@@ -87,12 +88,70 @@ def test_the_list_and_a_dry_run(home, here):
     ("texts --seeds -1", "--jobs must be at least 1, --seeds 0 or more"),
     ("texts --add fox", "--add is not for texts"), ("texts --tasks x", "--tasks is not for texts"),
     ("searched --rows pre", "--rows is not for searched"),
-    ("searched --scale paper", "searched has no --scale paper"),
+    ("searched --scale paper", "searched has no --scale paper: choose from cpu"),
+    ("texts --data x", "--data is not for texts"),
+    ("own --scale gpu", "own needs a text: --data FOLDER"),
+    ("own --scale gpu --data nowhere --device cpu", "unknown corpus 'nowhere'"),
+    ("own --scale gpu --data short.txt --device cpu", "is too short"),
     ("--jobs 2", "name the table first: python reproduce.py NAME")])
 def test_what_cannot_be_asked_for(words, says, home, here):
-    here(texts=texts(), searched=dict(title="A search", schemes=("pre",), metric="tvd",
-                                      cpu=dict(trials=1, steps=1, panels={})))
+    (home / "short.txt").write_text("Too short. " * 99)
+    here(texts=texts(), own=own(), searched=dict(
+        title="A search", schemes=("pre",), metric="tvd", cpu=dict(trials=1, steps=1, panels={})))
     assert says in complaint(home, "reproduce.py", *words.split())
+
+
+def own():
+    """A table of a text of the user's, as lm_english is."""
+    scale = texts()["cpu"]
+    return dict(title="Mine", gpu=scale | dict(
+        train=scale["train"].replace("notes", "FOLDER"), eval="--lengths 16 --tokens 64"))
+
+
+def test_a_table_of_a_text_of_yours(home, here, monkeypatch):
+    """Its runs hold the text's sha256 and not where it lay, and are mixed with no other text's."""
+    here(own=own())
+    (home / "results").mkdir()
+    (home / "results" / "mine.md").write_text(BLOCK.replace("texts", "own"))
+    (home / "notes").rename(home / "my notes")
+    words = "reproduce.py", "own", "--scale", "gpu", "--data", "my notes", "--rows", "rope"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert re.search(r"for a CUDA GPU, .* none: \S+ FLOPs, .* \(one H100: some 0 s\), 1 runs",
+                     complaint(home, *words))
+    out, _ = command(home, *words, "--device", "cpu")
+    path = home / "results" / "runs" / "own.gpu" / "rope-1337.json"
+    text = path.read_text()
+    run, sha256 = json.loads(text)["runs"][0], json.loads(text)["data"]["sha256"]
+    assert f"sha256 {sha256}; a training takes 128, 0.0 passes" in out and str(home) not in text
+    assert "--data 'my notes'" in run["train_command"] and run["config"]["data"] == "my notes"
+    assert f"out/own.gpu/{sha256[:8]}/rope-norm-post-1337" in out
+    page = (home / "results" / "mine.md").read_text()
+    assert "| rope | 1 |" in page and "`python reproduce.py own --scale gpu --data FOLDER`" in page
+    (home / "my notes" / "more.txt").write_text("Another word. " * 99)
+    assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
+        home, *words, "--seeds", 2, "--device", "cpu")
+    path.with_stem("cable-1337").write_text(text.replace(sha256, "0").replace(
+        '"label": "rope"', '"label": "cable"'))
+    assert "own.gpu has runs of several texts, sha256 " in complaint(home, *words)
+
+
+def test_runs_from_elsewhere_and_what_has_none(home, here):
+    """A file that is copied into results/runs is in its page; until then its table is not run."""
+    here(texts=texts())
+    (home / "results").mkdir()
+    (home / "results" / "mine.md").write_text(BLOCK + BLOCK.replace("texts", "not_run"))
+    command(home, "reproduce.py", "texts", "--rows", "cable", "--seeds", 1, "--device", "cpu")
+    page = (home / "results" / "mine.md").read_text()
+    assert "the paper's size" not in page
+    run, = json.loads((home / "results/runs/texts.cpu/cable-1337.json").read_text())["runs"]
+    # 6 N D and 12 L E T D a training: 2 steps of 4 windows of 16 tokens, a layer of width 16
+    flops = (6 * run["parameters"] + 12 * 16 * 16) * 2 * 4 * 16
+    assert f"| A table | `python reproduce.py texts --scale paper` | {3 * flops:.1e} | " in page
+    shutil.copytree(home / "results/runs/texts.cpu", home / "results/runs/texts.paper")
+    command(home, "reproduce.py", "texts", "--rows", "cable", "--seeds", 1)
+    page = (home / "results" / "mine.md").read_text()
+    assert page.count("| cable | 1 |") == 2 and "texts --scale paper` |" not in page
+    assert "At the paper's size:" in page and "`python reproduce.py texts --scale paper`;" in page
 
 
 @pytest.mark.slow

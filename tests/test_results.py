@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import experiments
-import reproduce
 from common import names
-from experiments import find, methods, pages, runs
+from experiments import costs, find, methods, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
 PAGES = sorted((ROOT / "results").glob("*.md"))
@@ -26,7 +25,8 @@ def test_every_table_of_a_page_is_what_the_json_says():
             f"{name} is not what it would be: run python -m experiments.pages")
     tables = Counter(block[2] for block in blocks)
     for name, entry in experiments.entries().items():
-        assert "cpu" not in entry or tables[name] == 1, f"{name} has {tables[name]} tables"
+        asked = entry.keys() & {"cpu", "gpu"}
+        assert not asked or tables[name] == 1, f"{name} has {tables[name]} tables"
 
 
 def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
@@ -60,13 +60,13 @@ def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
 
 def test_the_rows_of_a_table_have_names_of_their_own():
     for name, entry in experiments.entries().items():
-        for scale in entry.keys() & {"cpu", "paper"}:
+        for scale in entry.keys() & set(experiments.SCALES):
             names = [*map(runs.slug, entry[scale].get("rows", entry[scale].get("panels")))]
             assert len(set(names)) == len(names), name
 
 
 SCALES = [(name, scale) for name, entry in experiments.entries().items()
-          for scale in ("cpu", "paper") if "rows" in entry.get(scale, {})]
+          for scale in experiments.SCALES if "rows" in entry.get(scale, {})]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_every_row_of_a_table_can_be_built(name, scale, monkeypatch):
     """Its flags are train.py's, and its model takes them; of its layers two are enough."""
     make = names.make_model
     monkeypatch.setattr(names, "make_model", lambda config: make(config | dict(n_layer=2)))
-    planned = reproduce.planned(reproduce.parse([name, "--scale", scale]))
+    planned = costs.planned(name, scale)
     with torch.device("meta"):
         for job in {(job.label, job.task): job for job in planned}.values():  # of a row one seed
             assert sum(p.numel() for p in job.model().parameters())

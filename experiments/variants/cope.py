@@ -15,6 +15,7 @@ its table of code has, is not here. Read model_cope.py first.
 import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn as nn
@@ -28,11 +29,11 @@ from rivals.classics import Relative
 
 @dataclass
 class GPTConfig(model_cope.GPTConfig):
-    position: str = "embedding"  # from a count to a bias: embedding (a table), mlp, alibi
-    plus: str = "none"           # beside the count: none, relative
-    slopes: str = ""             # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
-    first: bool = False          # position in the first layer alone
-    drop: bool = False           # keys whose count is past the table's end have no weight
+    position: Literal["embedding", "mlp", "alibi"] = "embedding"  # from a count to a bias
+    plus: Literal["none", "relative"] = "none"  # beside the count
+    slopes: str = ""     # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
+    first: bool = False  # position in the first layer alone
+    drop: bool = False   # keys whose count is past the table's end have no weight
 
 
 VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
@@ -149,19 +150,11 @@ class CausalSelfAttention(model_cope.CausalSelfAttention):
         return joined(self, counting_attention(q, k, v, position, gate_keys))
 
 
-def check(config):
-    for name, words in (("position", ("embedding", "mlp", "alibi")),
-                        ("plus", ("none", "relative"))):
-        if getattr(config, name) not in words:
-            raise ValueError(f"{name}={getattr(config, name)!r} is not one of {', '.join(words)}")
-    if config.drop and config.P < 2:
-        raise ValueError("drop needs P of at least 2: a query's own key stays")
-
-
 class GPT(model_cope.GPT):
     """model_cope.py's, with a Position for every table."""
     def __init__(self, config):
-        check(config)
+        if config.drop and config.P < 2:
+            raise ValueError("drop needs P of at least 2: a query's own key stays")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)
         shared = config.share and (config.position != "alibi" or config.slopes)
