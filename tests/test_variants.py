@@ -123,11 +123,11 @@ def test_qk_norm_with_a_scale(base):
     scaled.gpt.load_state_dict(plain.state_dict() | {
         name.replace("c_attn", "c_attn.c_attn"): w for name, w in plain.state_dict().items()},
         strict=False)
-    for block in scaled.gpt.h:
+    for block in scaled.h:
         nn.init.ones_(block.attn.c_attn.scale)
     x = torch.randint(plain.config.vocab_size, (2, 20))
     close(scaled(x)[0], plain(x)[0], 1e-12)
-    heads, z = scaled.gpt.h[0].attn.c_attn, torch.randn(2, 5, plain.config.n_embd)
+    heads, z = scaled.h[0].attn.c_attn, torch.randn(2, 5, plain.config.n_embd)
     before, C = heads(z), plain.config.n_embd
     heads.scale.data = torch.randn(C)
     close(heads(z)[..., :C], before[..., :C] * heads.scale, 1e-12)

@@ -56,5 +56,10 @@ class GPT(nn.Module):
         for block in self.gpt.h:
             block.attn.c_attn = NormalisedHeads(block.attn.c_attn, config.n_head)
 
+    @property
+    def h(self):
+        """The blocks, for pictures."""
+        return self.gpt.h
+
     def forward(self, idx, targets=None, cache=None):
         return self.gpt(idx, targets, cache)
