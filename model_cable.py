@@ -127,7 +127,7 @@ class CausalSelfAttention(nn.Module):
         g = F.softplus(self.w_s(x).float()).transpose(1, 2) if self.w_s is not None else None
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-            a = cache.append(f"a{self.layer}", a)
+            a = cache.append(f"a{self.layer}", a)  # the steps, whose sums are made anew
         y = attend(cable_attention, q, k, v, a.cumsum(-1), g)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))

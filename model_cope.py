@@ -100,7 +100,7 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     gates = qk
     if gate_keys is not None:
         gates = (q / math.sqrt(d) @ gate_keys.flip(2).transpose(-1, -2)).to(float_type)
-    p = (gates.sigmoid() * seen).cumsum(-1)
+    p = (gates.sigmoid() * seen).cumsum(-1)  # later keys, which come first, count 0
     bias = interpolate(q @ pos_emb.to(q.dtype), p)
     a = torch.where(seen, qk + bias, -1e30).softmax(-1)
     return a.to(v.dtype) @ v
@@ -145,7 +145,7 @@ class CausalSelfAttention(nn.Module):
             if gate_keys is not None:
                 gate_keys = cache.append(f"g{self.layer}", gate_keys)
         if self.gates == "val":
-            gate_keys = v
+            gate_keys = v  # those of past tokens, too
         y = attend(cope_attention, q, k, v, pos_emb, gate_keys)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
@@ -217,7 +217,7 @@ class GPT(nn.Module):
         B, T = idx.shape
         x = self.drop(self.wte(idx))
         for layer, block in enumerate(self.h):
-            x = block(x, cache, self.pos_emb[layer % len(self.pos_emb)])
+            x = block(x, cache, self.pos_emb[layer % len(self.pos_emb)])  # one for all, or its own
         logits = self.lm_head(self.ln_f(x))
         loss = None
         if targets is not None:

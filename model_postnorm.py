@@ -135,7 +135,7 @@ class CausalSelfAttention(nn.Module):
         if self.qk_norm:  # .to: autocast would leave them in float32
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         if self.rope:
-            q, k = rotate(q, pos), rotate(k, pos)
+            q, k = rotate(q, pos), rotate(k, pos)  # before the cache: keys are kept turned
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         y = attention(q, k, v)

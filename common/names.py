@@ -15,7 +15,7 @@ from common.files import ROOT, fail
 
 def nearest(word, names):
     """What to say after an unknown word: the nearest names, else all of them."""
-    close = difflib.get_close_matches(word, names, n=2, cutoff=0.7)
+    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"choose from {', '.join(names)}"

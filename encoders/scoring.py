@@ -17,7 +17,7 @@ import torch
 from data import check_split, text
 from encoders.bm25 import bm25_scores, words_of
 from encoders.mlm import cut_to
-from scoring import check_same
+from scoring import check_same, resampled
 
 UNIT, AMOUNT = "queries", 1000  # what eval.py counts, also its flag, and how many it takes
 FIGURE = "ndcg"                 # of figures/plot.py: what eval.py draws
@@ -195,18 +195,11 @@ def summary(places, of, seed):
     return scores
 
 
-def bootstrap(values, groups, seed=0, times=1000):
-    """
-    The 95 % interval of the mean of values (Q,): low, high. Their groups (Q,) are drawn anew: the
-    queries of one document are not independent. Of a single group NaN.
-    """
+def bootstrap(values, groups, seed=0):
+    """The 95 % interval of the mean of values (Q,) in groups (Q,): low, high. Of one group NaN."""
     _, group = np.unique(groups, return_inverse=True)
     total, size = np.bincount(group, values), np.bincount(group)
-    if len(size) < 2:
-        return math.nan, math.nan
-    drawn = np.random.default_rng(seed).integers(0, len(size), (times, len(size)))
-    low, high = np.quantile(total[drawn].sum(1) / size[drawn].sum(1), (0.025, 0.975))
-    return float(low), float(high)
+    return resampled(total, size, seed) if len(size) > 1 else (math.nan, math.nan)
 
 
 def by_evidence(places, first, at, T):

@@ -6,6 +6,7 @@ with more rows than lines can show), what survives and what reads, random search
 """
 import itertools
 import math
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,9 +14,13 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.path import Path as Line
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from common.files import write_figure
+from experiments import REPAIRS
 from figures import plot
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
@@ -90,7 +95,7 @@ def grid(result, out):
 
 NOTES = """↓: less is better, all others are % right, or AUC
 colours: from the worst of a column, red, to the best, blue; they span 10 points, 10 % of a \
-perplexity or .05 at least
+perplexity or 0.05 at least
 ends: no positions for such lengths; iid: as in training; TVD: total variation distance; AUC: area \
 under the ROC curve"""
 
@@ -108,17 +113,32 @@ def matrix(result, out):
         shares[:, x] = shares_of([row[name] for row in rows.values()], column)
         for y, row in enumerate(rows.values()):
             texts[y, x] = text_of(row[name], column["form"])
-    arrows = {name: " ↓" if column["better"] == "less" else "" for name, column in columns.items()}
-    coloured(ax, shares.astype(float), texts, [name + arrows[name] for name in columns], rows)
-    ax.xaxis.tick_top()
-    plt.setp(ax.get_xticklabels(), rotation=40, ha="left", rotation_mode="anchor")
+    coloured(ax, shares.astype(float), texts, [], rows)
+    headings(ax, columns)
     if added in rows:
         y = list(rows).index(added)
         ax.get_yticklabels()[y].set(weight="bold")
         ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
                                    clip_on=False, zorder=5))
-    ax.text(0, len(rows) + 0.25, NOTES, va="top", fontsize=9)
+    notes = [textwrap.fill(note, max(60, 12 * len(columns))) for note in NOTES.splitlines()]
+    ax.text(0, len(rows) + 0.25, "\n".join(notes), va="top", fontsize=9)
     write_figure(fig, out)
+
+
+def headings(ax, columns):
+    """Over its column what a number is, and over a line what the task of these columns is."""
+    x = 0
+    for task, names in itertools.groupby(columns, lambda name: name.partition(": ")[0]):
+        first = x
+        for name in names:
+            words = name.partition(": ")[2].replace(" x", "\xa0x")  # 16 x stays on one line
+            number = textwrap.fill(words, 11, break_long_words=False)
+            arrow = " ↓" if columns[name]["better"] == "less" else ""
+            ax.text(x + 0.5, -0.15, number + arrow, ha="center", va="bottom", fontsize=8)
+            x += 1
+        ax.plot([first + 0.06, x - 0.06], [-1, -1], color="black", lw=1, clip_on=False)
+        ax.text((first + x) / 2, -1.1, textwrap.fill(task, 11 * (x - first)), ha="center",
+                va="bottom", weight="bold", fontsize=8)
 
 
 def shares_of(column_cells, column):
@@ -154,7 +174,7 @@ def survive(result, out):
     """
     Two questions in one picture: how much worse is text in windows of 16 times the training length
     (x), and how much is recalled of strings as long (y), by runs that had learned to at the
-    training length? Means of seeds, and their ranges.
+    training length? Means of seeds, and their ranges; squares are repaired at test time.
     """
     xs, ys = {}, {}
     near, *_, far = map(str, result["beside"]["lengths"])
@@ -169,26 +189,59 @@ def survive(result, out):
     fig, axes = plot.panels(1, 7, 4.6)
     ax = axes[0, 0]
     points = {label: (np.mean(xs[label]), np.mean(ys[label])) for label in ys if label in xs}
+    notes, ranges = [], []
     for label, (x, y) in points.items():
-        color = plot.color_of(label)
-        marker = "s" if "," in label else "o"  # repaired at test time
-        ax.plot(x, y, marker, color=color, ms=8, mec="white", zorder=3)
-        ax.plot([min(xs[label]), max(xs[label])], [y, y], color=color, lw=1.5, alpha=0.6)
-        ax.plot([x, x], [min(ys[label]), max(ys[label])], color=color, lw=1.5, alpha=0.6)
-        near = [(other, up) for other, up in points.values()
-                if abs(up - y) < 5 and 0.93 < other / x < 1.07]
-        left, below = max(near)[0] > x, any(up > y for _, up in near)
-        ax.annotate(label, (x, y), (-8 if left else 7, -13 if below else 4),
-                    textcoords="offset points", ha="right" if left else "left", color=color,
-                    fontsize=9)
+        color = plot.color_of(label) or "dimgray"
+        marker = "s" if label.rpartition(", ")[2] in REPAIRS else "o"
+        ax.plot(x, y, marker, color=color, ms=7, mec="white", zorder=3)
+        across = [(min(xs[label]), y), (max(xs[label]), y)]
+        up = [(x, min(ys[label])), (x, max(ys[label]))]
+        for ends in (across, up):
+            ax.plot(*zip(*ends), color=color, lw=1.5, alpha=0.6)
+            ranges.append(ends)
+        notes.append(ax.annotate(label, (x, y), (0, 0), textcoords="offset points", color=color,
+                                 arrowprops=dict(arrowstyle="-", color=color, lw=0.6),
+                                 fontsize=9))
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
-    ax.set(xscale="log", xlim=(0.6, None), ylim=(0, 104),
+    ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
            title="up: it still reads; left of the line: it survives",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
     plot.plain_logarithms(ax.xaxis, (1, 2, 5))
+    apart(fig, ax, notes, ranges)
     write_figure(fig, out)
+
+
+def apart(fig, ax, notes, ranges):
+    """
+    Puts each note near its point, where it covers no point and no other note, and, if there is such
+    a place, where no range and no line from a note to its point crosses a note.
+    """
+    fig.draw_without_rendering()  # before, nothing has a place
+    places = itertools.product((10, -10, 30, -30, 60, -60), range(-160, 20, 7))
+    places = sorted(places, key=lambda place: math.hypot(*place))
+    points = ax.transData.transform([note.xy for note in notes])
+    dots = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in points]
+    lines, boxes = [Line(ax.transData.transform(ends)) for ends in ranges], []
+
+    for note, point in zip(notes, points):
+        found = []
+        for place in places:
+            side = "left" if place[0] > 0 else "right"
+            note.set(position=place, ha=side, va="center")
+            box = Text.get_window_extent(note).padded(3)  # without its line
+            line = Line([point, ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)])
+            covered = sum(map(box.overlaps, dots + boxes))
+            outside = box.x0 < ax.bbox.x0 or box.x1 > ax.bbox.x1
+            crossed = sum(other.intersects_bbox(box) for other in lines)
+            crosses = sum(map(line.intersects_bbox, boxes))
+            faults = 9 * (covered + outside) + crossed + crosses
+            found.append((faults, place, side, box, line))
+        _, place, side, box, line = min(found, key=lambda f: f[0])  # the nearest of the best
+        note.set(position=place, ha=side)
+        boxes.append(box)
+        lines.append(line)
 
 
 # -----------------------------------------------------------------------------
@@ -230,8 +283,9 @@ def swarms(ax, panel, metric, colors):
             jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
             raw = weights == "raw"
             ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
-                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none",
-                       label="a trial" if raw else f"with its average ({weights.upper()})")
+                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none")
+            ax.plot([], [], MARKERS[weights], color="gray", ms=4, mfc="gray" if raw else "none",
+                    label="a trial" if raw else f"with its average ({weights.upper()})")
             if len(ys):
                 ends = [x - 0.42 * room, x + 0.42 * room]
                 ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
@@ -263,32 +317,39 @@ def by_length(ax, panel, metric, colors):
         plot.training_length(ax, [[panel]])
 
 
+WHERE = dict(none="no norm", output="a norm on the attention's output",
+             post="a norm on the sum", pre_final="a norm before the logits")
+
+
 def theorem(result, out):
-    """Precision by length, relative to length 2, and TVD: hard-coded and trained models."""
+    """Precision by length, relative to length 2, and TVD: hard-coded models, and trained ones."""
     hard_coded, panel = result["theorem"], result["panels"][0]
     fig, axes = plot.panels(2, 5.2, 4, sharey=False)
     left, right = axes[0]
     T = hard_coded["lengths"]
     for (norm, model), color in zip(hard_coded["models"].items(), plt.cm.tab10.colors):
         formula = np.array(model["formula"]) / model["formula"][0]
-        left.plot(T, formula, color=color, lw=2.4, label=f"{norm}: formula")
+        left.plot(T, formula, color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
         measured = np.array(model["precision"]) / model["precision"][0]
-        left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none",
-                  label=f"{norm}: hard-coded")
-        right.plot(T, model["tvd"], color=color, lw=2.4, label=f"{norm}: hard-coded")
+        left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none")
+        right.plot(T, model["tvd"], color=color, lw=2.4)
         trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
         for metric, ax in (("precision", left), ("tvd", right)):
             ys = np.array([trial[metric]["raw"]["by_length"] for trial in trained], float)[:, 1:]
             if metric == "precision":
                 ys = ys[ys[:, 0] > 0]  # those that tell present from absent at length 2
                 ys = ys / ys[:, :1]
-            ax.plot(T, ys.T, color=color, lw=0.7, alpha=0.6)
-            ax.plot([], [], color=color, lw=0.7, label=f"{norm}: trained, a line each")
+            if len(ys):
+                ax.plot(T, np.median(ys, 0), color=color, lw=1.2, ls="--")
+    right.plot([], [], "o", color="gray", mfc="none", label="weights set by hand (left)")
+    right.plot([], [], color="gray", lw=2.4, label="the formula (left), by hand (right)")
+    right.plot([], [], color="gray", lw=1.2, ls="--", label="trained, median of the trials")
     plot.length_axis(left)
-    left.set_yscale("symlog", linthresh=0.02)
-    left.set(xlabel="length (symbols)", ylabel="precision, at length 2 = 1",
+    left.set(yscale="log", xlabel="length (symbols)", ylabel="precision, at length 2 = 1",
              title="precision falls as the theorem says")
+    plot.plain_logarithms(left.yaxis, (1, 2, 5))
     right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length (symbols)",
               ylabel=plot.spelled("tvd"), title="how far from the right distribution")
+    plot.plain_logarithms(right.yaxis, (1,))
     plot.legend(axes[0])
     write_figure(fig, out)

@@ -238,7 +238,8 @@ def search(entry, part, panel, scheme, device="cpu"):
 def theorem(n=64, gap=10.0, sequences=64):
     """
     Theorem 4.2 at lengths 2 ... n - 1, scaled to a precision of `gap` at 2: the formula's
-    precision, and what the hard-coded models have, with their TVD -> {norm: {name: [...]}}.
+    precision, and what the hard-coded models have, with their TVD, and the ranks of D and of B + D:
+    at least n - 1, where a model without a norm is precise at 1 and 2 -> {norm: {name: [...]}}.
     """
     assert n <= 64  # beyond, measure would bin
     task = make_task(dict(data="set_complement", n=n, block_size=n - 1))
@@ -255,6 +256,8 @@ def theorem(n=64, gap=10.0, sequences=64):
                               np.random.default_rng(0))
         rows = {k: y[0, 1:].tolist() for k, y in measured.items()}
         models[norm] = dict(formula=(c * formula).tolist(), **rows)
+        B, D = model.E @ model.U, model.E @ model.W_V @ model.W_O @ model.U
+        models[norm]["ranks"] = torch.linalg.matrix_rank(torch.stack((D, B + D))).tolist()
     return dict(n=n, lengths=lengths.tolist(), models=models)
 
 

@@ -2,12 +2,14 @@
 Model -> figure: what a trained model attends to, and what counts as a step for it.
 
     python -m figures.maps attention out/tra-flipflop-nano --split sparse
-    python -m figures.maps attention out/cope-stdlib-nano --prompt "def f(x):"
-        every head of a layer: of every query (down) and key (across) what the model file's
+    python -m figures.maps attention out/cope-stdlib-nano --prompt "def f(x):" --layer 0 --head 2
+        every head of a layer, or one: of every query (down) and key (across) what the model file's
         `literal` says: the attention, the step that the key counts as, its distance, and the
         position, exp(bias) scaled to 1 in each row: the attention if all contents were alike
     python -m figures.maps steps out/{alibi,fox,cable,cope,tra}-flipflop-nano
-        the same of the last query, in the head that looks the hardest, one model a lane
+    python -m figures.maps steps out/tra-flipflop-nano --layer 1 --head 0
+        the same of the last query, one model a lane: in the head that looks the hardest at one key,
+        or in the layer or head that is asked for
     python -m figures.maps reach out/cable-stdlib-nano --length 2048
         the share of the attention on the last n tokens, for every n
     python -m figures.maps counts out/{cope,tra}-flipflop-nano
@@ -136,12 +138,24 @@ def with_position(parts):
     return {name: x[0].float().numpy() for name, x in parts.items()}
 
 
-def sharpest(layers):
-    """-> the layer and the head that look the hardest at one key, from the last query; its rows."""
+def asked_for(name, n, size):
+    """The numbers of all layers or heads, or the one that is asked for, below 0 from the end."""
+    if n is None:
+        return range(size)
+    if not -size <= n < size:
+        fail(f"--{name} {n}: the model has {name}s 0 to {size - 1}")
+    return [n % size]
+
+
+def sharpest(layers, layer=None, head=None):
+    """
+    -> of these, or of all, the layer and the head that look the hardest at one key, from the last
+    query; its rows.
+    """
     peaks = []
-    for layer, parts in enumerate(layers):
-        for head, rows in enumerate(parts["attention"]):
-            peaks.append((rows[-1].max(), layer, head))
+    for n in asked_for("layer", layer, len(layers)):
+        for m in asked_for("head", head, len(layers[n]["attention"])):
+            peaks.append((layers[n]["attention"][m, -1].max(), n, m))
     _, layer, head = max(peaks)
     return layer, head, {name: x[head, -1] for name, x in layers[layer].items()}
 
@@ -156,15 +170,15 @@ def panels(rows, columns, width, height, **how):
 
 
 def attention(runs, args):
-    """One column per head of one layer, one row per part of what `literal` says."""
+    """One column per head of a layer (or one), one row per part of what `literal` says."""
     run = runs[0]
     if len(runs) > 1:
         fail("attention draws one run, in which every head has a map")
     text = sequence(run, args.prompt, args.split, args.length, args.seed)
     layers, labels = look(run.model, text.ids), text.labels
-    if not -len(layers) <= args.layer < len(layers):
-        fail(f"--layer {args.layer}: the model has layers 0 to {len(layers) - 1}")
-    parts = layers[args.layer]
+    layer, = asked_for("layer", -1 if args.layer is None else args.layer, len(layers))
+    parts = layers[layer]
+    heads = asked_for("head", args.head, len(parts["attention"]))
     for name in args.kinds or []:
         if name not in parts:
             fail(f"{run.config['model']} has no {name} to show, it has "
@@ -172,16 +186,16 @@ def attention(runs, args):
     names = args.kinds or [name for name in PARTS[:4] if name in parts]
     if not args.kinds and np.nanmax(np.tril(abs(parts["bias"]))) == 0:
         names.remove("position")  # all positions alike
-    H, size = len(parts["attention"]), min(5.0, max(2.4, len(labels) / 14))
+    H, size = len(heads), min(5.0, max(2.4, len(labels) / 14))
     fig, axes = panels(len(names), H, size * H + 1, size * len(names) + 0.4)
     for row, name in zip(axes, names):
-        for head, ax in enumerate(row):
+        for head, ax in zip(heads, row):
             image = heads_map(ax, name, parts[name], head)
             ax.set_title(f"{name}, head {head}")
             for axis in (ax.xaxis, ax.yaxis):
                 token_ticks(axis, labels, min(7, 60 * size / len(labels)))
         fig.colorbar(image, ax=row[-1], shrink=0.8)
-    fig.suptitle(f"{run.config['model']}, layer {args.layer % len(layers)}: queries down, keys "
+    fig.suptitle(f"{run.config['model']}, layer {layer}: queries down, keys "
                  "across", fontsize=11)
     return fig
 
@@ -205,7 +219,6 @@ def heads_map(ax, name, values, head):
 def token_ticks(axis, labels, size):
     if len(labels) > 160:  # more do not fit
         labels = []
-    labels = [label.replace("$", r"\$") for label in labels]  # $ begins a formula
     long = axis.axis_name == "x" and max(map(len, labels), default=0) > 2
     axis.set_ticks(range(len(labels)), labels, fontsize=size, rotation=90 if long else 0)
     axis.set_tick_params(length=0, pad=2)
@@ -220,7 +233,7 @@ def steps(runs, args):
                        height_ratios=[6, 1] * len(runs))
     fig.get_layout_engine().set(h_pad=0.02, hspace=0)
     for run, text, lane, strip in zip(runs, texts, axes[::2, 0], axes[1::2, 0]):
-        layer, head, parts = sharpest(look(run.model, text.ids))
+        layer, head, parts = sharpest(look(run.model, text.ids), args.layer, args.head)
         lane.set(xlim=(-0.7, T - 0.3), xticks=[], ylabel=f"{run.config['model']}\nstep")
         lane.set_title(f"layer {layer}, head {head}", loc="right", fontsize=7, color="gray", pad=2)
         if "step" in parts:
@@ -362,8 +375,9 @@ def main(argv=None):
         p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
         if figure in (attention, steps):
             p.add_argument("--prompt", help="models of text: what to read")
+            p.add_argument("--layer", type=int, help="default: the last; of steps the sharpest")
+            p.add_argument("--head", type=int, help="default: all; of steps the sharpest")
         if figure is attention:
-            p.add_argument("--layer", type=int, default=-1, help="default: the last")
             p.add_argument("--kinds", nargs="+", choices=PARTS, help="default: the first four")
         if figure is counts:
             p.add_argument("--sequences", type=int, default=200, help="how many (default: 200)")

@@ -155,7 +155,8 @@ COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green"
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
               relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
               sinusoidal="deeppink", label="darkgreen", peri="gold", stick="teal",
-              path="chocolate", path_fox="peru", ssmax="limegreen")
+              path="chocolate", path_fox="peru", ssmax="limegreen", rope_nope="royalblue",
+              rope_window="deepskyblue")
 OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki", "steelblue")
 
 
@@ -224,11 +225,11 @@ def legend(axes):
                     bbox_to_anchor=(1.01, 0.5))
 
 
-def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False):
+def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False, order=""):
     """
     {title: {label: [{x: y}, a seed each]}} -> a figure, and its panels: one for each title, in
-    several rows where there are many labels. With the rows of a JSON, x are lengths. Dots are of
-    rates in %, of which many are 0.
+    several rows where there are many labels, and `order` says which come first. With the rows of a
+    JSON, x are lengths. Dots are of rates in %, of which many are 0.
     """
     labels = list(next(iter(parts.values())))
     chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
@@ -241,6 +242,10 @@ def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False):
                 length_axis(ax)
                 training_length(ax, [groups[label] for label in chunk if label in groups])
         row[0].set(ylabel=ylabel, ylim=(-2 if dots else None, None))
+        if len(chunks) > 1:
+            first = labels.index(chunk[0]) + 1
+            row[0].set_title(f"{first} to {first + len(chunk) - 1} of {len(labels)} models{order}",
+                             loc="left", y=1.12, weight="bold")
         legend(row)
     return fig, axes
 
@@ -270,21 +275,27 @@ def lengths(args):
             return np.mean([row["perplexity"].get(longest) or math.inf for row in groups[label]])
         groups = {label: groups[label] for label in sorted(groups, key=last)}
     groups |= committed(about, every)
-    titles = dict(perplexity="perplexity by window length",
-                  strided="perplexity with half a window to look back on",
-                  by_position=f"loss by position in windows of {int(longest):,}")
+    titles = dict(perplexity="by window length", strided="with half a window to look back on",
+                  by_position=f"by position in windows of {int(longest):,}")
     if not any("strided" in row for row in every):
         del titles["strided"]
     if len({row["config"].get("tokenizer") for row in every}) > 1:
-        titles = dict(bits_per_byte="bits per byte by window length")
+        titles = dict(bits_per_byte="by window length")
     parts = by_panel(groups, titles, text_points)
-    fig, axes = figure(parts, "tokens", groups=groups, sharey=False)
+    order = f", by their perplexity in windows of {int(longest):,} tokens"
+    fig, axes = figure(parts, "tokens", groups=groups, sharey=False, order=order)
     for first, *others in axes:
         for ax in others[:-1]:
             ax.sharey(first)
         first.autoscale(axis="y")
         perplexity_axis(first)
+        for ax, key in zip((first, *others), titles):
+            ax.set_ylabel(UNITS[key])
     save(fig, args)
+
+
+UNITS = dict(perplexity="perplexity", strided="perplexity", by_position="loss (nats)",
+             bits_per_byte="bits per byte")
 
 
 def perplexity_axis(ax):

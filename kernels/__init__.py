@@ -63,16 +63,22 @@ def attend(plain, *args):
     return plain(*args) if y is None else y
 
 
-def faster(plain, q, *rest):
+def faster(plain, q, k, v, *_):
     """-> the function that attend would try before plain, or None."""
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
         return None
-    if q.device.type == "cpu" and not INTERPRET:
-        ways = ON_CPU
-    else:
-        ways = {} if why_no_triton(q) else ON_GPU
-    fast = ways.get(getattr(plain, "__name__", None))
-    return fast if fast and is_known(plain) else None
+    on_cpu = q.device.type == "cpu" and not INTERPRET
+    fast = (ON_CPU if on_cpu else ON_GPU).get(getattr(plain, "__name__", None))
+    if not fast or not is_known(plain):
+        return None
+    why = "" if on_cpu else why_no_triton(q)
+    if not q.dtype == k.dtype == v.dtype:
+        why = "q, k and v differ in dtype"
+    if q.size(2) > k.size(2):
+        why = "more queries than keys"
+    if why:
+        say(plain, why)
+    return None if why else fast
 
 
 def why_no_triton(q):
@@ -80,10 +86,10 @@ def why_no_triton(q):
     d = q.size(-1)
     if triton is None:
         return "no Triton"
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return str(q.dtype).removeprefix("torch.")
+    if q.dtype not in (torch.float32, torch.bfloat16):
+        return f"{q.dtype}: the kernels take float32 and bfloat16"
     if d % 16 or not 16 <= d <= 128:  # 8 modulo 16 would load two bytes at a time
-        return f"head size {d} (the kernels take multiples of 16 from 16 to 128)"
+        return f"head size {d}: the kernels take multiples of 16 from 16 to 128"
     if q.device.type == "cuda":
         if torch.version.hip:  # its devices say cuda, and 9 for their capability
             return "ROCm"
@@ -100,17 +106,16 @@ def capability(index):
 # -----------------------------------------------------------------------------
 # is this function the one that the ways were tested against?
 
-known = {}  # plain function -> whether it is
+known = {}    # plain function -> whether it is
+said = set()  # lines that need no second time
 
 
 @torch.compiler.assume_constant_result
 def is_known(plain):
-    """Looks once at each function. Where a way is not used, one line on stderr says why."""
+    """Looks once at each function."""
     if plain not in known:
         recorded, *helpers = SOURCES[plain.__name__]
-        file = plain.__module__
         try:
-            file = Path(plain.__code__.co_filename).name
             same = fingerprint(plain, helpers) == recorded
             why = "" if same else "it was edited; kernels/ knows the original"
         except ValueError as e:
@@ -118,9 +123,19 @@ def is_known(plain):
         except (AttributeError, OSError, SyntaxError):  # not Python's, of exec, or of a notebook
             why = "its source cannot be read"
         if why:
-            print(f"{file}: {plain.__name__} runs as it is written ({why})", file=sys.stderr)
+            say(plain, why)
         known[plain] = not why
     return known[plain]
+
+
+@torch.compiler.assume_constant_result
+def say(plain, why):
+    """Where a way is not used, one line on stderr says why."""
+    code = getattr(plain, "__code__", None)
+    file = Path(code.co_filename).name if code else plain.__module__
+    if (plain, why) not in said:
+        print(f"{file}: {plain.__name__} runs as it is written ({why})", file=sys.stderr)
+    said.add((plain, why))
 
 
 def fingerprint(plain, helpers):

@@ -8,7 +8,6 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional as F
 
 INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -61,24 +60,6 @@ def top_tile(block, Tq, Tk, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def load(x, rows, n, D: tl.constexpr, C: tl.constexpr):
-    """These rows of an (n, D) matrix; zeros for rows that do not exist."""
-    cols = tl.arange(0, C)
-    there = rows[:, None] < n
-    if D < C:
-        there = there & (cols[None, :] < D)
-    return tl.load(x + rows[:, None] * D + cols[None, :], mask=there, other=0.0)
-
-
-@triton.jit
-def store(x, rows, n, tile, D: tl.constexpr, C: tl.constexpr):
-    """tile becomes these rows of an (n, D) matrix, in its dtype."""
-    cols = tl.arange(0, C)
-    there = (rows[:, None] < n) & (cols[None, :] < D)
-    tl.store(x + rows[:, None] * D + cols[None, :], tile.to(x.dtype.element_ty), mask=there)
-
-
-@triton.jit
 def read(X, first, n, stride, D: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
          CHECK: tl.constexpr = True):
     """R rows from `first` on of an (n, D) matrix; beyond its end zeros, if CHECK looks for it."""
@@ -111,6 +92,14 @@ def head_of(X, bh, H, xb, xh):
 def out_of(X, bh, H, T, D: tl.constexpr):
     """Where it begins in one that lies in memory as (B, T, H, d)."""
     return X + (bh // H * T * H + bh % H) * D
+
+
+@triton.jit
+def read_gradient(dOut, Out, bh, block, H, Tq, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+    """dO of a block of BM rows, and each row's dO . O."""
+    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
+    return do, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
 
 
 @triton.jit
@@ -148,11 +137,6 @@ def attend(logits, v, m, den, acc):
 # -----------------------------------------------------------------------------
 # pieces of what calls them
 
-def fit(q, k, v):
-    """Whether q (B, H, Tq, d) are the last of the keys k, v (B, H, Tk, d), all of one dtype."""
-    return q.size(2) <= k.size(2) and q.dtype == k.dtype == v.dtype
-
-
 def check_memory(*tensors):
     """An AssertionError where one has strides of its own: kernels without strides assume none."""
     assert all(x.is_contiguous() for x in tensors), "the operator takes contiguous tensors"
@@ -168,13 +152,13 @@ def constants(q, BM, BN, warps, stages=2):
 LIBRARY = torch.library.Library("nanope", "FRAGMENT")
 
 
-def operator(schema, fake, tags=()):
+def operator(schema, fake):
     """
     Makes a function an operator, which torch.compile takes as a whole; fake makes empty outputs.
     (A call of torch.library.custom_op takes some 50 us more.)
     """
     def register(f):
-        name = LIBRARY.define(schema, tags=tags)
+        name = LIBRARY.define(schema)
         LIBRARY.impl(name, f, "CompositeExplicitAutograd")
         torch.library.register_fake(f"nanope::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.nanope, name).default
@@ -224,40 +208,3 @@ def new(x):
 def gradients(q, k, v, *rest):
     """Empty tensors for the gradients of all of these."""
     return [new(q), new(k), new(v), *map(torch.empty_like, rest)]
-
-
-def outputs(q):
-    """Empty o like q (B, H, Tq, d), lse float32 and limit int32, both (B, H, Tq)."""
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    limit = q.new_empty(q.shape[:3], dtype=torch.int32)
-    return torch.empty_like(q), lse, limit
-
-
-def bands(limit, Tk, BM, BN):
-    """
-    Where the bands lie if rows come in blocks of BM and keys in tiles of BN. limit (B, H, Tq) is
-    the first key in each row's band.
-
-        tile       0  1  2  3  4  5
-        block 0    b                     b: the band, in which rows count
-        block 1    b  b                  t: its tail: plain attention, the counts are full
-        block 2    t  b  b
-        block 3    t  b  b  b
-        block 4    t  t  t  b  b         carries, BM numbers for each b:  |0|0 1|1 2|1 2 3|3 4|3 4 5
-        block 5    t  t  t  b  b  b      block 4's begin at place 8, so start[4] = 8 - 3
-
-    -> first (B H, blocks): a block's leftmost b; last (B H, tiles): the last block with this tile
-    in its band; start (B H, blocks): start + tile is that tile's place among all carries; and how
-    many there are, for which we must wait for the GPU.
-    """
-    Tq = limit.size(2)
-    limit = F.pad(limit.flatten(0, 1), (0, -Tq % BM), value=Tk)
-    first = limit.unflatten(1, (-1, BM)).amin(2) // BN
-    block = torch.arange(first.size(1), device=limit.device)
-    last = block.new_full((first.size(0), triton.cdiv(Tk, BN)), -1)  # in no block's band
-    # of blocks, not of rows: atomics of all rows on a tile would take turns
-    last = last.scatter_reduce(1, first.long(), block.expand_as(first), "amax").cummax(1)[0].int()
-    top = ((block + 1) * BM).clamp(max=Tq).add(Tk - Tq - 1) // BN
-    size = top - first + 1
-    end = size.flatten().cumsum(0).view_as(size)
-    return first, last, end - size - first, int(end[-1, -1])

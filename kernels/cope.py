@@ -8,9 +8,8 @@ CoPE in Triton, equal to cope_attention in model_cope.py, without a T x T matrix
 with z = q E (B, H, Tq, P) and E the table. A program takes BM rows and walks the keys leftwards
 from the diagonal in tiles of BN. Each row carries its count from tile to tile. Once all rows have
 counted to P - 1 the bias of every key further left is z_i[P - 1], and no gate matters: plain
-attention. So every pass is two kernels, one for this band next to the diagonal, one for the tail.
-limit (B, H, Tq) is where they meet: keys j >= limit_i are in the band of row i. Forward stores it
-and lse, the log2 of the sum of exp(logit).
+attention. So every kernel has two loops, one for this band next to the diagonal, one for the tail.
+Start (B, H, blocks) is where they meet: the first key in the band of a block of rows.
 
 Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that is positive:
 
@@ -23,56 +22,48 @@ Backward, with A = softmax(logit), and e the hat function 1 - |p - n| where that
     ds = dL + g (1 - g) dg                        with k' apart, its share has its own products
     dq = ds K / sqrt(d), dk = ds^T Q / sqrt(d)
 
-cope_rows_* go along rows (dq, dz), cope_columns_* down the keys (dk, dv, dk'); neither needs
-atomics, so gradients repeat bit for bit. A column cannot scan along rows: for every row and tile it
-needs the count to the tile's right and the sum of dL (z[floor p + 1] - z[floor p]) to its left.
-Backward counts again (cope_counts) and packs these carries, 8 bytes for a row and band tile
-(common.bands draws it); how many there are comes from limit, for one wait for the GPU. Where no row
-counts to P - 1, all tiles are band, and the carries .54 GB a head at T = 65,536.
-
-Logits are in base 2: scale is log2(e) / sqrt(d), and exp2 is what the hardware has.
+cope_rows goes along rows (dq, dz), cope_columns down the keys (dk, dv, dk'); neither needs atomics,
+so gradients repeat bit for bit. A column cannot scan along rows: for every row and tile of the band
+it needs the count to the tile's right and the sum of dL (z[floor p + 1] - z[floor p]) to its left.
+cope_rows leaves it these carries. There is room for all tiles, so that the GPU need not be asked
+how wide the bands are: 8 bytes a row and tile; with tiles of 32 keys, 1.07 GB a head at T = 65,536.
 """
-import math
-
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional as F
 
 from .common import (
     LOG2E,
     STEP,
     attend,
-    bands,
     check_memory,
-    constants,
     differentiable,
     dot,
-    fit,
-    load,
+    forward_outputs,
+    gradients,
+    head_of,
+    last_block,
+    launch,
+    new,
     operator,
-    outputs,
+    out_of,
     place,
     place_keys,
+    read,
+    read_gradient,
     rows_of,
-    store,
     top_tile,
     triangle,
+    write,
 )
 
 # -----------------------------------------------------------------------------
 # pieces of kernels
 
 @triton.jit
-def in_band(i, j, limit):
-    """Which keys j the rows at positions i see in their band, (rows, keys)."""
-    return (j[None, :] <= i[:, None]) & (j[None, :] >= limit[:, None])
-
-
-@triton.jit
-def gates(s, scale, seen):
+def gates(s, c, seen):
     """sigmoid(q . k / sqrt(d)) of a tile, and 0 for keys that are not seen."""
-    return tl.where(seen, 1 / (1 + tl.exp2(-scale * s)), 0.0)
+    return tl.where(seen, 1 / (1 + tl.exp2(-c * s)), 0.0)
 
 
 @triton.jit
@@ -97,407 +88,246 @@ def count_gates(g, ones):
     return dot(low, ones, dot(high, ones))
 
 
-# -----------------------------------------------------------------------------
-# forward
-
 @triton.jit
-def cope_forward_band(q, k, v, gk, z, o, lse, limit, Tq, Tk, scale,
-                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr):
-    """o and lse of the band alone, and limit. With SEP there are gate keys gk beside the keys."""
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, o = q + in_q, o + in_q
-    k, v, gk = k + in_k, v + in_k, gk + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    z += (head * Tq + tl.minimum(r, Tq - 1)) * P
-    qi = load(q, r, Tq, D, C)
-    m = tl.full((BM,), -1e30, tl.float32)  # not -inf: in a tile all masked -inf - -inf would be NaN
-    den = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, C), tl.float32)
-    count = tl.where(real, 0.0, P)
-    ones = triangle(BN)
-    end = tl.cdiv(tl.minimum(block * BM + BM, Tq) + Tk - Tq, BN) * BN
-    # the diagonal's tiles, and until all are at P - 1
-    while (end > 0) & ((end > block * BM + Tk - Tq) | (tl.min(count) < P - 1)):
-        for _ in range(tl.minimum(end // BN, STEP)):  # only a for loads ahead (cp.async)
-            end -= BN
-            j = end + keys
-            seen = j[None, :] <= i[:, None]
-            kt = tl.trans(load(k, j, Tk, D, C))
-            vj = load(v, j, Tk, D, C)
-            s = dot(qi, kt)
-            g = gates(dot(qi, tl.trans(load(gk, j, Tk, D, C))) if SEP else s, scale, seen)
-            p, bias, slope = look_up(z, count, g, ones, P)
-            count += tl.sum(g, 1)
-            # q . k anew on top of the bias: a plain sum's layout takes every exp2 twice
-            s = dot(qi, kt, bias * (LOG2E / scale)) * scale
-            m, den, acc = attend(tl.where(seen, s, float("-inf")), vj, m, den, acc)
-    tl.store(limit + at, tl.zeros((BM,), tl.int32) + end, mask=real)
-    store(o, r, Tq, acc / den[:, None], D, C)
-    tl.store(lse + at, m + tl.log2(den), mask=real)
-
-
-@triton.jit
-def cope_forward_tail(q, k, v, z, o, lse, limit, Tq, Tk, scale,
-                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr):
-    """o and lse of all keys, beginning with the band's, as a sum of weights 1 at the level lse."""
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, o = q + in_q, o + in_q
-    k, v = k + in_k, v + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    z += (head * Tq + tl.minimum(r, Tq - 1)) * P
-    qi = load(q, r, Tq, D, C)
-    m = tl.load(lse + at, mask=real, other=0.0)
-    den = tl.full((BM,), 1.0, tl.float32)
-    acc = load(o, r, Tq, D, C).to(tl.float32)
-    far = tl.load(z + P - 1).to(tl.float32) * LOG2E
-    lim = tl.load(limit + at, mask=real, other=0)
-    for n in range(tl.cdiv(tl.max(lim), BN)):
-        j = n * BN + keys
-        s = dot(qi, tl.trans(load(k, j, Tk, D, C))) * scale + far[:, None]
-        logits = tl.where(j[None, :] < lim[:, None], s, float("-inf"))
-        m, den, acc = attend(logits, load(v, j, Tk, D, C), m, den, acc)
-    store(o, r, Tq, acc / den[:, None], D, C)
-    tl.store(lse + at, m + tl.log2(den), mask=real)
-
-
-# -----------------------------------------------------------------------------
-# backward: what rows and columns both need
-
-@triton.jit
-def cope_counts(q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale,
-                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """delta, and for every row and band tile the count to the tile's right."""
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, o, do = q + in_q, o + in_q, do + in_q
-    gk += in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    qi = load(q, r, Tq, D, C)
-    oi = load(o, r, Tq, D, C)
-    doi = load(do, r, Tq, D, C)
-    tl.store(delta + at, tl.sum(oi.to(tl.float32) * doi.to(tl.float32), 1), mask=real)
-    lim = tl.load(limit + at, mask=real, other=Tk)
-    top = top_tile(block, Tq, Tk, BM, BN)
-    block += head * tl.cdiv(Tq, BM)
-    counts += tl.load(start + block) * BM + tl.arange(0, BM)
-    count = tl.zeros((BM,), tl.float32)
-    for back in range(top - tl.load(first + block) + 1):
-        j = (top - back) * BN + keys
-        tl.store(counts + (top - back) * BM, count)
-        s = dot(qi, tl.trans(load(gk, j, Tk, D, C)))
-        count += tl.sum(gates(s, scale, in_band(i, j, lim)), 1)
-
-
-# -----------------------------------------------------------------------------
-# backward along rows: dq and dz (B, H, P, Tq). The tail comes first and the band adds to it: left
-# to right
-
-@triton.jit
-def cope_rows_tail(q, k, v, z, do, lse, delta, limit, dq, dz, Tq, Tk, scale,
-                   P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr):
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, do, dq = q + in_q, do + in_q, dq + in_q
-    k, v = k + in_k, v + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    z += (head * Tq + tl.minimum(r, Tq - 1)) * P
-    dz += head * Tq * P + r
-    qi = load(q, r, Tq, D, C)
-    doi = load(do, r, Tq, D, C)
-    lsei = tl.load(lse + at, mask=real, other=0.0)
-    deltai = tl.load(delta + at, mask=real, other=0.0)
-    acc = tl.zeros((BM, C), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    far = tl.load(z + P - 1).to(tl.float32) * LOG2E - lsei
-    lim = tl.load(limit + at, mask=real, other=0)
-    for n in range(tl.cdiv(tl.max(lim), BN)):
-        j = n * BN + keys
-        kj = load(k, j, Tk, D, C)
-        seen = j[None, :] < lim[:, None]
-        a = tl.where(seen, tl.exp2(dot(qi, tl.trans(kj)) * scale + far[:, None]), 0.0)
-        ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
-        total += tl.sum(ds, 1)
-        acc = dot(ds.to(kj.dtype), kj, acc)
-    acc *= scale / LOG2E
-    tl.store(dz + (P - 1) * Tq, total, mask=real)
-    store(dq, r, Tq, acc, D, C)
-
-
-@triton.jit
-def cope_rows_band(q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz,
-                   Tq, Tk, scale,
-                   P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr):
-    head, block = place(Tq, BM)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, do, dq = q + in_q, do + in_q, dq + in_q
-    k, v, gk = k + in_k, v + in_k, gk + in_k
-    r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-    keys = tl.arange(0, BN)
-    z += (head * Tq + tl.minimum(r, Tq - 1)) * P
-    dz += head * Tq * P + r
-    qi = load(q, r, Tq, D, C)
-    doi = load(do, r, Tq, D, C)
-    lsei = tl.load(lse + at, mask=real, other=0.0)
-    deltai = tl.load(delta + at, mask=real, other=0.0)
-    acc = tl.zeros((BM, C), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    lim = tl.load(limit + at, mask=real, other=Tk)
-    top = top_tile(block, Tq, Tk, BM, BN)
-    block += head * tl.cdiv(Tq, BM)
-    here = tl.load(start + block) * BM + tl.arange(0, BM)
-    ones = triangle(BN)
-    for n in range(tl.load(first + block), top + 1):
-        j = n * BN + keys
-        seen = in_band(i, j, lim)
-        kj = load(k, j, Tk, D, C)
-        gkj = load(gk, j, Tk, D, C) if SEP else kj
-        s = dot(qi, tl.trans(kj))
-        g = gates(dot(qi, tl.trans(gkj)) if SEP else s, scale, seen)
-        p, bias, slope = look_up(z, tl.load(counts + here + n * BM), g, ones, P)
-        a = tl.where(seen, tl.exp2(s * scale + LOG2E * bias - lsei[:, None]), 0.0)
-        ds = a * (dot(doi, tl.trans(load(v, j, Tk, D, C))) - deltai[:, None])
-        dg = g * (1 - g) * (total[:, None] + tl.cumsum(ds * slope, 1))
-        tl.store(sums + here + n * BM, total)
-        total += tl.sum(ds * slope, 1)
-        add_to_dz(dz, p, ds, real, Tq, P)
-        if SEP:
-            acc = dot(dg.to(gkj.dtype), gkj, acc)
-        else:
-            ds += dg
-        acc = dot(ds.to(kj.dtype), kj, acc)
-    acc = acc * (scale / LOG2E) + load(dq, r, Tq, D, C).to(tl.float32)
-    store(dq, r, Tq, acc, D, C)
-
-
-@triton.jit
-def add_to_dz(dz, p, ds, real, Tq, P: tl.constexpr):
+def add_to_dz(dz, p, ds, there, Tq, P: tl.constexpr):
     """The columns of dz that a tile's p reach, one by one. No other program has these rows."""
     for e in range(tl.min(p).to(tl.int32), tl.minimum(tl.max(p).to(tl.int32) + 2, P)):
         part = tl.sum(tl.maximum(1 - tl.abs(p - e), 0.0) * ds, 1)
-        tl.store(dz + e * Tq, tl.load(dz + e * Tq, mask=real, other=0.0) + part, mask=real)
+        tl.store(dz + e * Tq, tl.load(dz + e * Tq, mask=there, other=0.0) + part, mask=there)
     tl.debug_barrier()  # the next tile's loads come after these stores, whichever thread does them
 
 
 # -----------------------------------------------------------------------------
-# backward down the keys: dk, dv and dgk of BN keys, from the rows that see them. The tail comes
-# first and the band adds to it
+# kernels. With SEP there are gate keys GK beside the keys, with strides like theirs
 
 @triton.jit
-def cope_columns_tail(q, k, v, z, do, lse, delta, limit, first, dk, dv, Tq, Tk, scale,
-                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr):
-    """Tiles lie as (keys, rows). first (B H, tiles): the first block with these in its tail."""
-    tiles = tl.cdiv(Tk, BN)
-    blocks = tl.cdiv(Tq, BM)
-    head, n = place_keys(tiles)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, do = q + in_q, do + in_q
-    k, v, dk, dv = k + in_k, v + in_k, dk + in_k, dv + in_k
-    j = n * BN + tl.arange(0, BN)
-    kj = load(k, j, Tk, D, C)
-    vj = load(v, j, Tk, D, C)
-    dkj = tl.zeros((BN, C), tl.float32)
-    dvj = tl.zeros((BN, C), tl.float32)
-    for block in range(tl.load(first + head * tiles + n), blocks):
-        r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-        lim = tl.load(limit + at, mask=real, other=0)
-        far = tl.load(z + at * P + P - 1, mask=real, other=0.0).to(tl.float32) * LOG2E
-        far = far - tl.load(lse + at, mask=real, other=0.0)
-        qi = load(q, r, Tq, D, C)
-        doi = load(do, r, Tq, D, C)
-        seen = j[:, None] < lim[None, :]
-        a = tl.where(seen, tl.exp2(dot(kj, tl.trans(qi)) * scale + far[None, :]), 0.0)
-        dvj = dot(a.to(doi.dtype), doi, dvj)
-        da = dot(vj, tl.trans(doi))
-        ds = a * (da - tl.load(delta + at, mask=real, other=0.0)[None, :])
-        dkj = dot(ds.to(qi.dtype), qi, dkj)
-    dkj *= scale / LOG2E
-    store(dk, j, Tk, dkj, D, C)
-    store(dv, j, Tk, dvj, D, C)
-
-
-@triton.jit
-def cope_columns_band(q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums,
-                      dk, dv, dgk, Tq, Tk, scale,
-                      P: tl.constexpr, D: tl.constexpr, C: tl.constexpr, SEP: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr):
-    tiles = tl.cdiv(Tk, BN)
-    blocks = tl.cdiv(Tq, BM)
-    head, n = place_keys(tiles)
-    in_q, in_k = head * Tq * D, head * Tk * D
-    q, do = q + in_q, do + in_q
-    k, v, gk, dk, dv, dgk = k + in_k, v + in_k, gk + in_k, dk + in_k, dv + in_k, dgk + in_k
-    j = n * BN + tl.arange(0, BN)
-    kj = load(k, j, Tk, D, C)
-    vj = load(v, j, Tk, D, C)
-    gkj = load(gk, j, Tk, D, C) if SEP else kj
-    dkj = tl.zeros((BN, C), tl.float32)
-    dvj = tl.zeros((BN, C), tl.float32)
-    dgkj = tl.zeros((BN, C), tl.float32)
+def cope_forward(Q, K, V, GK, Z, Start, Out, Lse, scale, H, Tq, Tk,
+                 qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, SEP: tl.constexpr):
+    bh, block = place(Tq, BM)
+    r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+    K, V, GK = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh), head_of(GK, bh, H, kb, kh)
+    q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
+    z = Z + (bh * Tq + tl.minimum(r, Tq - 1)) * P
+    c = scale * LOG2E
+    m = tl.full((BM,), -1e30, tl.float32)  # not -inf: in a tile all masked -inf - -inf would be NaN
+    den = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, C), tl.float32)
+    count = tl.where(there, 0.0, P)
     ones = triangle(BN)
-    # turned here: in the loop they would go to shared memory anew for every block
-    kt = tl.trans(kj)
-    vt = tl.trans(vj)
-    gkt = tl.trans(gkj)
-    begin = tl.maximum(n * BN - (Tk - Tq), 0) // BM
-    for block in range(begin, tl.load(last + head * tiles + n) + 1):
-        r, i, real, at = rows_of(block, head, Tq, Tk, BM)
-        lim = tl.load(limit + at, mask=real, other=Tk)
-        mine = lim < n * BN + BN  # not every block up to the last has this tile in its band
-        here = (tl.load(start + head * blocks + block) + n) * BM + tl.arange(0, BM)
-        qi = load(q, r, Tq, D, C)
-        doi = load(do, r, Tq, D, C)
-        lsei = tl.load(lse + at, mask=real, other=0.0)
-        deltai = tl.load(delta + at, mask=real, other=0.0)
-        seen = in_band(i, j, lim)
-        s = dot(qi, kt)
-        g = gates(dot(qi, gkt) if SEP else s, scale, seen)
-        zi = z + (head * Tq + tl.minimum(r, Tq - 1)) * P
-        p, bias, slope = look_up(zi, tl.load(counts + here, mask=mine, other=0.0), g, ones, P)
-        a = tl.where(seen, tl.exp2(s * scale + LOG2E * bias - lsei[:, None]), 0.0)
-        dvj = dot(tl.trans(a.to(doi.dtype)), doi, dvj)
-        ds = a * (dot(doi, vt) - deltai[:, None])
-        left = tl.load(sums + here, mask=mine, other=0.0)
+    end = (top_tile(block, Tq, Tk, BM, BN) + 1) * BN
+    # the band: the diagonal's tiles, and until all are at P - 1
+    while (end > 0) & ((end > block * BM + Tk - Tq) | (tl.min(count) < P - 1)):
+        for _ in range(tl.minimum(end // BN, STEP)):  # only a for loads ahead (cp.async)
+            end -= BN
+            j = end + tl.arange(0, BN)
+            seen = j[None, :] <= i[:, None]
+            k = tl.trans(read(K, end, Tk, kt, D, C, BN))
+            s = dot(q, k)
+            if SEP:
+                s = dot(q, tl.trans(read(GK, end, Tk, kt, D, C, BN)))
+            g = gates(s, c, seen)
+            p, bias, slope = look_up(z, count, g, ones, P)
+            count += tl.sum(g, 1)
+            # q . k anew on top of the bias: a plain sum's layout takes every exp2 twice
+            s = tl.where(seen, dot(q, k, bias / scale) * c, float("-inf"))
+            m, den, acc = attend(s, read(V, end, Tk, vt, D, C, BN), m, den, acc)
+    far = tl.load(z + P - 1).to(tl.float32) * LOG2E
+    for n in range(0, end, BN):  # the tail
+        s = dot(q, tl.trans(read(K, n, Tk, kt, D, C, BN))) * c + far[:, None]
+        m, den, acc = attend(s, read(V, n, Tk, vt, D, C, BN), m, den, acc)
+    write(out_of(Out, bh, H, Tq, D), acc / den[:, None], block * BM, Tq, H * D, D)
+    tl.store(Lse + row, m + tl.log2(den), mask=there)
+    tl.store(Start + bh * tl.cdiv(Tq, BM) + block, end)
+
+
+@triton.jit
+def cope_rows(Q, K, V, GK, Z, Start, Out, Lse, dOut, dQ, dZ, Delta, Counts, Sums, scale, H, Tq, Tk,
+              qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, SEP: tl.constexpr):
+    """dq, dz (B, H, P, Tq), and for the columns delta and the carries, of every row and tile."""
+    bh, block = place(Tq, BM)
+    r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+    K, V, GK = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh), head_of(GK, bh, H, kb, kh)
+    q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
+    tl.store(Delta + row, delta, mask=there)
+    lse = tl.load(Lse + row, mask=there, other=float("inf"))
+    z = Z + (bh * Tq + tl.minimum(r, Tq - 1)) * P
+    dZ += bh * P * Tq + r
+    c = scale * LOG2E
+    block_of_all = bh * tl.cdiv(Tq, BM) + block
+    start = tl.load(Start + block_of_all)
+    end = (top_tile(block, Tq, Tk, BM, BN) + 1) * BN
+    here = block_of_all * tl.cdiv(Tk, BN) * BM + tl.arange(0, BM)
+    ones = triangle(BN)
+
+    count = tl.zeros((BM,), tl.float32)
+    for back in range(BN, end - start + BN, BN):  # the band leftwards, as forward counted
+        n = end - back
+        tl.store(Counts + here + n // BN * BM, count)
+        s = dot(q, tl.trans(read(GK, n, Tk, kt, D, C, BN)))
+        count += tl.sum(gates(s, c, n + tl.arange(0, BN)[None, :] <= i[:, None]), 1)
+    tl.debug_barrier()
+
+    dq = tl.zeros((BM, C), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    far = tl.load(z + P - 1).to(tl.float32) * LOG2E - lse
+    for n in range(0, start, BN):  # the tail
+        k = read(K, n, Tk, kt, D, C, BN)
+        a = tl.exp2(dot(q, tl.trans(k)) * c + far[:, None])
+        ds = a * (dot(do, tl.trans(read(V, n, Tk, vt, D, C, BN))) - delta[:, None])
+        total += tl.sum(ds, 1)
+        dq = dot(ds.to(k.dtype), k, dq)
+    tl.store(dZ + (P - 1) * Tq, total, mask=there)
+    tl.debug_barrier()
+
+    left = tl.zeros((BM,), tl.float32)
+    for n in range(start, end, BN):  # the band
+        seen = n + tl.arange(0, BN)[None, :] <= i[:, None]
+        k = read(K, n, Tk, kt, D, C, BN)
+        s = dot(q, tl.trans(k))
+        gk = read(GK, n, Tk, kt, D, C, BN) if SEP else k
+        g = gates(dot(q, tl.trans(gk)) if SEP else s, c, seen)
+        p, bias, slope = look_up(z, tl.load(Counts + here + n // BN * BM), g, ones, P)
+        a = tl.where(seen, tl.exp2(s * c + bias * LOG2E - lse[:, None]), 0.0)
+        ds = a * (dot(do, tl.trans(read(V, n, Tk, vt, D, C, BN))) - delta[:, None])
         dg = g * (1 - g) * (left[:, None] + tl.cumsum(ds * slope, 1))
+        tl.store(Sums + here + n // BN * BM, left)
+        left += tl.sum(ds * slope, 1)
+        add_to_dz(dZ, p, ds, there, Tq, P)
         if SEP:
-            dgkj = dot(tl.trans(dg.to(qi.dtype)), qi, dgkj)
+            dq = dot(dg.to(gk.dtype), gk, dq)
         else:
             ds += dg
-        dkj = dot(tl.trans(ds.to(qi.dtype)), qi, dkj)
-    dkj = dkj * (scale / LOG2E) + load(dk, j, Tk, D, C).to(tl.float32)
-    dvj += load(dv, j, Tk, D, C).to(tl.float32)
+        dq = dot(ds.to(k.dtype), k, dq)
+    write(out_of(dQ, bh, H, Tq, D), dq * scale, block * BM, Tq, H * D, D)
+
+
+@triton.jit
+def cope_columns(Q, K, V, GK, Z, Start, Lse, dOut, Delta, Counts, Sums, dK, dV, dGK, scale,
+                 H, Tq, Tk, qb, qh, qt, kb, kh, kt, vb, vh, vt, D: tl.constexpr, C: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, SEP: tl.constexpr,
+                 BLOCKS: tl.constexpr):
+    """dk, dv and dgk of BN keys, from the rows that see them."""
+    blocks, tiles = tl.cdiv(Tq, BM), tl.cdiv(Tk, BN)
+    bh, tile = place_keys(tiles)
+    first = tile * BN
+    Q, dOut = head_of(Q, bh, H, qb, qh), out_of(dOut, bh, H, Tq, D)
+    j = first + tl.arange(0, BN)
+    # turned here: in the loop they would go to shared memory anew for every block
+    kt_ = tl.trans(read(head_of(K, bh, H, kb, kh), first, Tk, kt, D, C, BN))
+    vt_ = tl.trans(read(head_of(V, bh, H, vb, vh), first, Tk, vt, D, C, BN))
+    gkt = tl.trans(read(head_of(GK, bh, H, kb, kh), first, Tk, kt, D, C, BN))
+    dk = tl.zeros((BN, C), tl.float32)
+    dv = tl.zeros((BN, C), tl.float32)
+    dgk = tl.zeros((BN, C), tl.float32)
+    c = scale * LOG2E
+    ones = triangle(BN)
+    begin = tl.maximum(first - (Tk - Tq), 0) // BM
+    end = tl.maximum(last_block(Start, bh, first + BN, blocks, BLOCKS), begin) + 1
+    for BAND in tl.static_range(1, -1, -1):
+        for block in range(begin, end):
+            r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
+            seen = j[None, :] <= i[:, None]
+            lse = tl.load(Lse + row, mask=there, other=float("inf"))
+            delta = tl.load(Delta + row, mask=there, other=0.0)
+            z = Z + (bh * Tq + tl.minimum(r, Tq - 1)) * P
+            q = read(Q, block * BM, Tq, qt, D, C, BM)
+            do = read(dOut, block * BM, Tq, H * D, D, C, BM)
+            s = dot(q, kt_)
+            if BAND:  # not every block up to the last has this tile in its band
+                mine = tl.where(there, tl.load(Start + bh * blocks + block), Tk) <= first
+                here = ((bh * blocks + block) * tiles + tile) * BM + tl.arange(0, BM)
+                count = tl.load(Counts + here, mask=mine, other=P)
+                left = tl.load(Sums + here, mask=mine, other=0.0)
+                g = gates(dot(q, gkt) if SEP else s, c, seen)
+                p, bias, slope = look_up(z, count, g, ones, P)
+            else:
+                bias = tl.load(z + P - 1).to(tl.float32)[:, None]
+            a = tl.where(seen, tl.exp2(s * c + bias * LOG2E - lse[:, None]), 0.0)
+            dv = dot(tl.trans(a.to(do.dtype)), do, dv)
+            ds = a * (dot(do, vt_) - delta[:, None])
+            if BAND:
+                dg = g * (1 - g) * (left[:, None] + tl.cumsum(ds * slope, 1))
+                if SEP:
+                    dgk = dot(tl.trans(dg.to(q.dtype)), q, dgk)
+                else:
+                    ds += dg
+            dk = dot(tl.trans(ds.to(q.dtype)), q, dk)
+        begin, end = end, blocks
+    write(out_of(dK, bh, H, Tk, D), dk * scale, first, Tk, H * D, D)
+    write(out_of(dV, bh, H, Tk, D), dv, first, Tk, H * D, D)
     if SEP:
-        store(dgk, j, Tk, dgkj * (scale / LOG2E), D, C)
-    store(dk, j, Tk, dkj, D, C)
-    store(dv, j, Tk, dvj, D, C)
+        write(out_of(dGK, bh, H, Tk, D), dgk * scale, first, Tk, H * D, D)
 
 
 # -----------------------------------------------------------------------------
 # from tensors to kernels and back
 
-def tiles(q, kind):
-    """
-    The largest tiles that do not spill in forward, and little in backward, on sm_80 and sm_90.
-    band_sep is forward's band with gate keys.
-    """
+def tiles(q, sep=False):
+    """(BM rows, BN keys, warps, stages) of forward and rows, and of columns: with gate keys."""
     d = q.size(3)
     if q.dtype == torch.float32:
-        return constants(q, 32 if 16 < d <= 64 else 16, 16, 8)
-    if d <= 64:
-        sizes = dict(band=(64, 32 if d > 16 else 16, 4), band_sep=(64, 16, 4),
-                     tail=(128, 64, 8), tail_columns=(64, 64, 4))
-    else:
-        sizes = dict(band=(32, 32, 4), band_sep=(32, 32, 4),
-                     tail=(64, 32, 4), tail_columns=(64, 64, 8))
-    return constants(q, *sizes[kind])
-
-
-def tiles_of_columns(q, sep):
-    """cope_columns_band's: in float32 or with gate keys loading ahead would spill."""
-    return tiles(q, "band") | dict(num_stages=1 if sep or q.dtype == torch.float32 else 2)
-
-
-def tails(limit, Tk, tile):
-    """(B H, tiles) int32: the first block of rows with keys of this tile in its tail."""
-    BM, BN = tile["BM"], tile["BN"]
-    limit = limit.flatten(0, 1)
-    limit = F.pad(limit, (0, -limit.size(1) % BM)).unflatten(1, (-1, BM)).amax(2)
-    count = (limit + BN - 1) // BN  # of a block's tiles with a tail: all those on the left
-    blocks = count.size(1)
-    block = torch.arange(blocks, device=limit.device).expand_as(count)
-    first = block.new_full((count.size(0), triton.cdiv(Tk, BN) + 1), blocks)
-    first = first.scatter_reduce(1, count.long(), block, "amin")
-    return first.flip(1).cummin(1)[0].flip(1)[:, 1:].int().contiguous()
+        rows = 32 if 16 < d <= 64 else 16
+        return (rows, 16, 8, 2), (rows, 16, 8, 1)
+    if d > 64:
+        return (32, 32, 4, 2), (32, 32, 4, 1 if sep else 2)
+    keys = 16 if sep or d <= 16 else 32
+    return (64, keys, 4, 2), (64, keys, 4, 1 if sep else 2)
 
 
 @operator("cope(Tensor q, Tensor k, Tensor v, Tensor z, Tensor? gate_keys)"
           " -> (Tensor, Tensor, Tensor)",
-          lambda q, *_: outputs(q))
+          lambda q, k, v, z, gate_keys: forward_outputs(q, tiles(q, gate_keys is not None)[0][0]))
 def cope(q, k, v, z, gate_keys):
-    """All contiguous -> o, lse, limit."""
-    B, H, Tq, d = q.shape
-    Tk, P = k.size(2), z.size(3)
+    """z contiguous, gate keys with the strides of k -> out, lse, start."""
+    check_memory(z)
     sep = gate_keys is not None
     gk = gate_keys if sep else k
-    check_memory(q, k, v, z, gk)
-    scale = LOG2E.value / math.sqrt(d)
-    o, lse, limit = outputs(q)
-    band, tail = tiles(q, "band_sep" if sep else "band"), tiles(q, "tail")
-    with torch.cuda.device_of(q):
-        cope_forward_band[B * H * triton.cdiv(Tq, band["BM"]),](
-            q, k, v, gk, z, o, lse, limit, Tq, Tk, scale, P=P, SEP=sep, **band)
-        cope_forward_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
-            q, k, v, z, o, lse, limit, Tq, Tk, scale, P=P, **tail)
-    return o, lse, limit
+    assert gk.stride() == k.stride(), "kernels step through gate keys as through keys"
+    tile, _ = tiles(q, sep)
+    out, lse, start = forward_outputs(q, tile[0])
+    launch(cope_forward, tile, start.size(2), q, k, v, gk, z, start, out, lse, P=z.size(3), SEP=sep)
+    return out, lse, start
 
 
-@operator("cope_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor z, Tensor? gate_keys,"
-          " Tensor o, Tensor lse, Tensor limit) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-          lambda do, q, k, v, z, gate_keys, *_: all_gradients(q, k, v, z, gate_keys),
-          tags=torch.Tag.cudagraph_unsafe)  # it waits for the GPU: no CUDA graph may
-def cope_backward(do, q, k, v, z, gate_keys, o, lse, limit):
-    """-> dq, dk, dv, dz, dgk; an empty dgk where there are no gate keys."""
-    B, H, Tq, d = q.shape
-    Tk, P = k.size(2), z.size(3)
+@operator("cope_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor z, Tensor? gate_keys,"
+          " Tensor out, Tensor lse, Tensor start) -> Tensor[]",
+          lambda dout, q, k, v, z, gate_keys, *_: all_gradients(q, k, v, z, gate_keys))
+def cope_backward(dout, q, k, v, z, gate_keys, out, lse, start):
+    """-> dq, dk, dv, dz and, where there are gate keys, dgk."""
+    check_memory(z, lse, start)
     sep = gate_keys is not None
     gk = gate_keys if sep else k
-    scale = LOG2E.value / math.sqrt(d)
-    band, band_columns = tiles(q, "band"), tiles_of_columns(q, sep)
-    tail, tail_columns = tiles(q, "tail"), tiles(q, "tail_columns")
-    do = do.contiguous()
-    check_memory(q, k, v, z, gk, o, lse, limit)
-    dq, dk, dv, dz, dgk = all_gradients(q, k, v, z, gate_keys)
-    dz_turned = lse.new_zeros(B, H, P, Tq)
-    first, last, start, total = bands(limit, Tk, band["BM"], band["BN"])
-    delta = torch.empty_like(lse)
-    counts = lse.new_empty(total, band["BM"])
-    sums = torch.empty_like(counts)
-    with torch.cuda.device_of(q):
-        cope_counts[start.numel(),](
-            q, gk, o, do, delta, limit, first, start, counts, Tq, Tk, scale, **band)
-        cope_rows_tail[B * H * triton.cdiv(Tq, tail["BM"]),](
-            q, k, v, z, do, lse, delta, limit, dq, dz_turned, Tq, Tk, scale, P=P, **tail)
-        cope_columns_tail[B * H * triton.cdiv(Tk, tail_columns["BN"]),](
-            q, k, v, z, do, lse, delta, limit, tails(limit, Tk, tail_columns), dk, dv,
-            Tq, Tk, scale, P=P, **tail_columns)
-        cope_rows_band[start.numel(),](
-            q, k, v, gk, z, do, lse, delta, limit, first, start, counts, sums, dq, dz_turned,
-            Tq, Tk, scale, P=P, SEP=sep, **band)
-        cope_columns_band[last.numel(),](
-            q, k, v, gk, z, do, lse, delta, limit, last, start, counts, sums, dk, dv, dgk,
-            Tq, Tk, scale, P=P, SEP=sep, **band_columns)
-    return dq, dk, dv, dz.copy_(dz_turned.transpose(2, 3)), dgk
+    out, dout = (x.transpose(1, 2).contiguous() for x in (out, dout))  # as the kernels read them
+    dq, dk, dv, dz, *dgk = grads = all_gradients(q, k, v, z, gate_keys)
+    rows, columns = tiles(q, sep)
+    B, H, blocks = start.shape
+    keys, delta = triton.cdiv(k.size(2), rows[1]), torch.empty_like(lse)
+    counts, sums = lse.new_empty(2, B, H, blocks, keys, rows[0])
+    dz_turned = lse.new_zeros(B, H, z.size(3), q.size(2))
+    launch(cope_rows, rows, blocks, q, k, v, gk, z, start, out, lse, dout,
+           dq, dz_turned, delta, counts, sums, P=z.size(3), SEP=sep)
+    launch(cope_columns, columns, keys, q, k, v, gk, z, start, lse, dout, delta, counts, sums,
+           dk, dv, dgk[0] if sep else dk, P=z.size(3), SEP=sep,
+           BLOCKS=triton.next_power_of_2(blocks))
+    dz.copy_(dz_turned.transpose(2, 3))
+    return grads
 
 
 def all_gradients(q, k, v, z, gate_keys):
-    """Empty dq, dk, dv, dz, dgk; with no gate keys dgk has no numbers."""
-    dgk = k.new_empty(0) if gate_keys is None else torch.empty_like(gate_keys)
-    return *map(torch.empty_like, (q, k, v, z)), dgk
+    """Empty dq, dk, dv, dz and, where there are gate keys, dgk."""
+    return gradients(q, k, v, z) + ([] if gate_keys is None else [new(gate_keys)])
 
 
-def backward(do, *saved):
-    *grads, dgk = cope_backward(do, *saved)
-    return *grads, None if saved[4] is None else dgk
-
-
-differentiable(cope, backward)
+differentiable(cope, lambda *args: (*cope_backward(*args), None)[:5])  # None for no gate keys
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
-    """cope_attention of model_cope.py; None for what it cannot do."""
-    if not fit(q, k, v):
-        return None
-    z = q @ pos_emb.to(q.dtype)
-    gate_keys = None if gate_keys is None else gate_keys.contiguous()
-    # contiguous: kernels then need no strides
-    return cope(q.contiguous(), k.contiguous(), v.contiguous(), z.contiguous(), gate_keys)[0]
+    """cope_attention of model_cope.py."""
+    z = (q @ pos_emb.to(q.dtype)).contiguous()
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if gate_keys is not None:
+        k, gate_keys = torch.stack((k, gate_keys))
+    return cope(q, k, v, z, gate_keys)[0]

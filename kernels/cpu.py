@@ -9,7 +9,7 @@ sum, so the large numbers have cancelled before anything is rounded to their siz
 rounded is the same all along the row, which a softmax does not mind.) Products of few rows or keys
 add in another order, so these come in sixteens. It needs true float32: bfloat16 and TF32 are too
 coarse for S. Up to LONG keys this is one call, and no row sees anything of a later token. Beyond,
-keys that have decayed are left out (bounds.py):
+keys that have decayed are left out (first_keys):
 
     keys      0 . . . . . start . . . . end
     rows      |  not read  |  seen  \\        rows of a head that look about as far, in order
@@ -22,10 +22,12 @@ import itertools
 import math
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .bounds import LONG, first_keys
+from .cpu_count import apply
 
+LONG = 1024  # keys: up to here no key is left out, and no row sees anything of a later token
 BLOCK = 128  # query rows in a call
 NEAR = 64    # keys: rows that look no farther are alike
 FEW = 64     # queries of a cache: below, the bound costs more than it saves
@@ -55,7 +57,7 @@ def cable_attention(q, k, v, S, g=None):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
     else:
         first = F.pad(first, (0, -Tq % 16), value=Tk)
-        y = decaying(*(x.flatten(0, 1) for x in (q, k, v, first)))[0].view(q.shape)
+        y = apply(Decaying, *(x.flatten(0, 1) for x in (q, k, v, first))).view(q.shape)
     return y[:, :, :Tq, :-2]
 
 
@@ -73,39 +75,58 @@ def alibi_attention(q, k, v, slopes):
     return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
 
 
+@torch.no_grad()
+def first_keys(q, k, S, g):
+    """
+    The first key that can matter to each row, (B, H, Tq). The bound is like that of FoX's pruning
+    (Lin et al., 2025, arXiv 2504.06949). No logit of row i is larger than
+
+        |q_i| max|k_j| / sqrt(d) - g_i (S_i - S_j)
+
+    and where no step is negative this falls with the distance. Keys for which it is 17 + ln T below
+    the logit of the row's own key weigh less, together, than float32 rounding.
+    """
+    Tq, Tk, scale = q.size(2), k.size(2), 1 / math.sqrt(q.size(3))
+    own = slice(Tk - Tq, Tk)
+    largest_k = k.norm(dim=-1).cummax(-1).values[:, :, own]
+    margin = (q.norm(dim=-1) * largest_k - (q * k[:, :, own]).sum(-1)) * scale + 17 + math.log(Tk)
+    least = S[:, :, own] - margin / g.clamp(min=1e-30)
+    first = torch.searchsorted(S.cummax(-1).values, least)
+    first = first.minimum(torch.arange(Tk - Tq, Tk))
+    return first.masked_fill(g <= 0, 0)  # what grows with the distance is kept
+
+
 # -----------------------------------------------------------------------------
-# many keys, as an operator that autograd and torch.compile know; N is B H, C is d + 2
+# many keys; N is B H, C is d + 2
 
-@torch.library.custom_op("nanope::decaying", mutates_args=())
-def decaying(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor
-             ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (N, Tq, C), k, v (N, Tk, C), first (N, Tq) -> output, log-sum-exp of the logits (N, Tq)."""
-    far, order = by_reach(first, k)
-    q = rows(q, order)
-    y, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
-    for n, its, keys, how in calls(first, far, order, k):
-        found = flash(q[None, n, its], k[None, n, keys], v[None, n, keys], 0.0, False, **how)
-        y[n, its], lse[n, its] = found[0][0], found[1][0]
-    back = order.argsort(1)
-    return rows(y, back), rows(lse, back)
+class Decaying(torch.autograd.Function):
+    """q (N, Tq, C), k, v (N, Tk, C), first (N, Tq) -> output (N, Tq, C)."""
+    @staticmethod
+    def forward(ctx, q, k, v, first):
+        far, order = by_reach(first, k)
+        q = rows(q, order)
+        y, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        for n, its, keys, how in calls(first, far, order, k):
+            found = flash(q[None, n, its], k[None, n, keys], v[None, n, keys], 0.0, False, **how)
+            y[n, its], lse[n, its] = found[0][0], found[1][0]
+        ctx.save_for_backward(q, k, v, first, y, lse)  # with their rows in this order
+        return rows(y, order.argsort(1))
 
-
-@torch.library.custom_op("nanope::decaying_backward", mutates_args=())
-def decaying_backward(dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                      first: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
-                      ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """-> dq, dk, dv."""
-    far, order = by_reach(first, k)
-    dy, q, y, lse = (rows(x, order) for x in (dy, q, y, lse))
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for n, its, keys, how in calls(first, far, order, k):
-        found = flash_backward(
-            dy[None, n, its], q[None, n, its], k[None, n, keys], v[None, n, keys], y[None, n, its],
-            lse[None, n, its], 0.0, False, **how)
-        dq[n, its] = found[0][0]
-        dk[n, keys] += found[1][0]
-        dv[n, keys] += found[2][0]
-    return rows(dq, order.argsort(1)), dk, dv
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        q, k, v, first, y, lse = ctx.saved_tensors
+        far, order = by_reach(first, k)
+        dy = rows(dy, order)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for n, its, keys, how in calls(first, far, order, k):
+            found = flash_backward(
+                dy[None, n, its], q[None, n, its], k[None, n, keys], v[None, n, keys],
+                y[None, n, its], lse[None, n, its], 0.0, False, **how)
+            dq[n, its] = found[0][0]
+            dk[n, keys] += found[1][0]
+            dv[n, keys] += found[2][0]
+        return rows(dq, order.argsort(1)), dk, dv, None
 
 
 def by_reach(first, k):
@@ -144,24 +165,3 @@ def calls(first, far, order, k):
                 yield (slice(n, n + 1), slice(a, e), slice(start, end),
                        dict(attn_mask=its_mask, scale=1.0))
                 late.zero_()
-
-
-@decaying.register_fake
-def _(q, k, v, first):
-    return torch.empty_like(q), q.new_empty(q.shape[:2])
-
-
-@decaying_backward.register_fake
-def _(dy, q, k, v, first, y, lse):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, *output)
-
-
-def backward(ctx, dy, dlse):
-    return *decaying_backward(dy, *ctx.saved_tensors), None
-
-
-decaying.register_autograd(backward, setup_context=save)

@@ -52,6 +52,7 @@ def run(function, *args, compiled_from=math.inf):
 
 @torch.compiler.disable
 def apply(function, *args):
+    """Under torch.compile its graph ends here and begins anew."""
     return function.apply(*args)
 
 

@@ -28,7 +28,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .bounds import LONG
 from .common import (
     EDGE,
     LOG2E,
@@ -36,7 +35,6 @@ from .common import (
     differentiable,
     dot,
     edges,
-    fit,
     forward_outputs,
     gradients,
     head_of,
@@ -47,8 +45,10 @@ from .common import (
     place,
     place_keys,
     read,
+    read_gradient,
     write,
 )
+from .cpu import LONG
 
 # -----------------------------------------------------------------------------
 # kernels. q, k, v may have any strides; what they write lies in memory as (B, T, H, d), as a model
@@ -136,9 +136,7 @@ def separable_rows(Q, K, V, S, G, Start, Out, Lse, dOut, dQ, dG, dS, Delta, scal
     K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
     i, row, there = r + Tk - Tq, bh * Tq + r, r < Tq
     c = scale * LOG2E
-    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
     tl.store(Delta + row, delta, mask=there)
     lse = tl.load(Lse + row, mask=there, other=float("inf")) + u * Si * c
     diagonal = (block * BM + Tk - Tq) // BN * BN
@@ -269,9 +267,7 @@ differentiable(separable, separable_backward)
 
 
 def cable_attention(q, k, v, S, g=None):
-    """cable_attention of model_cable.py; None for what it cannot do."""
-    if not fit(q, k, v):
-        return None
+    """cable_attention of model_cable.py."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     g = S.new_ones(q.shape[:3]) if g is None else g
     S = S.float().expand(k.shape[:3]).contiguous()

@@ -39,7 +39,6 @@ from .common import (
     differentiable,
     dot,
     edges,
-    fit,
     forward_outputs,
     gradients,
     head_of,
@@ -50,6 +49,7 @@ from .common import (
     place,
     place_keys,
     read,
+    read_gradient,
     rows_of,
     top_tile,
     triangle,
@@ -121,9 +121,7 @@ def tra_rows(Q, K, V, Decay, Start, Out, Lse, dOut, dQ, dDecay, Delta, Counts, s
     r, i, there, row = rows_of(block, bh, Tq, Tk, BM)
     K, V = head_of(K, bh, H, kb, kh), head_of(V, bh, H, vb, vh)
     q = read(head_of(Q, bh, H, qb, qh), block * BM, Tq, qt, D, C, BM)
-    do = read(out_of(dOut, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    o = read(out_of(Out, bh, H, Tq, D), block * BM, Tq, H * D, D, C, BM)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do, delta = read_gradient(dOut, Out, bh, block, H, Tq, D, C, BM)
     tl.store(Delta + row, delta, mask=there)
     slope = tl.load(Decay + row, mask=there, other=0.0) * LOG2E
     lse = tl.load(Lse + row, mask=there, other=0.0)
@@ -243,8 +241,6 @@ differentiable(tra, tra_backward)
 
 
 def tra_attention(q, k, v, log_decay):
-    """tra_attention of model_tra.py; None for what it cannot do."""
-    if not fit(q, k, v):
-        return None
+    """tra_attention of model_tra.py."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     return tra(q, k, v, log_decay.float().contiguous())[0]

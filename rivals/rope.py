@@ -3,15 +3,17 @@ RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that nee
 
     logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
 
-Channels c and c + d/2 are one complex number. RoPE: theta_c = b^(-2c/d), b = 10,000; dist = i - j;
-m = 1; all j <= i are visible. L = block_size, s = max(1, T / L). T is the length of the forward, or
-with a cache what Cache(size) announced: a row depends on that number, never on a later token.
+Channels c and c + d/2 are one complex number, the half-split layout. The paper pairs 2c and 2c + 1,
+interleaved: the same model, its q and k in another order. RoPE: theta_c = b^(-2c/d), b = 10,000;
+dist = i - j; m = 1; all j <= i are visible. L = block_size, s = max(1, T / L). T is the length of
+the forward, or with a cache what Cache(size) announced: a row depends on that number, never on a
+later token.
 - pi          theta / s: position interpolation (Chen et al., 2023, arXiv 2306.15595)
 - ntk         b s^(d/(d-2)) for b: the slowest pair is theta / s, the fastest stays (bloc97, 2023)
 - yarn        pairs that turned 32 times in L stay, those that turned less than once are theta / s,
               a ramp between; m = (.1 ln s + 1)^2 (Peng et al., 2023, arXiv 2309.00071). The ramp
               is linear in c, as the transformers library has it; the paper's is in rotations
-- rerope      dist = min(i - j, W) (Su, 2023, kexue.fm/archives/9708); W = L // 2 is ours
+- rerope      dist = min(i - j, W), our W = L // 2 (Su, 2023, kexue.fm/archives/9708, with log_n)
 - selfextend  dist = i - j below W, beyond it i // G - j // G + W - W // G, where
               G = ceil((T - W) / (L - W)) (Jin et al., 2024, arXiv 2401.01325)
 - window      visible where i - j < L
@@ -109,7 +111,7 @@ class Turn:
 
 
 def turned(x, waves):
-    """x (B, H, T, d), each pair of channels turned."""
+    """x (B, H, T, d), each pair of channels turned: roll brings a channel its partner."""
     cos, sin = (wave.to(x) for wave in waves)
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
 

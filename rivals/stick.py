@@ -62,7 +62,8 @@ def literal(q, k, v):
 
 def stick_attention(q, k, v):
     """
-    The same, faster: exp(z - the sum of softplus(z) from j to i - 1) v, causal.
+    The same, faster: exp(z - the sum of softplus(z) from j to i - 1) v, causal. A product of
+    1 - sigmoid(z) would not do: in float32 that is 0 from a score of 17 on.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     Returns (B, H, Tq, d).
     """

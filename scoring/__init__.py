@@ -43,6 +43,18 @@ def check_same(runs, names):
                                  f"{name}={other}: score them one by one")
 
 
+def resampled(sums, sizes, seed=0, times=1000):
+    """
+    The 95 % interval of sum(sums) / sum(sizes), by the bootstrap: n groups, such as documents, are
+    drawn anew from the n that there are, as what belongs to one is not independent. -> [low, high]
+    """
+    rng, means = np.random.default_rng(seed), []
+    for _ in range(times):
+        drawn = rng.integers(0, len(sizes), len(sizes))
+        means.append(sums[drawn].sum() / sizes[drawn].sum())
+    return np.quantile(means, (0.025, 0.975)).tolist()
+
+
 def binned(values, edges):
     """Means of values (..., T) between edges (n + 1,) -> (..., n), NaNs left out."""
     with warnings.catch_warnings():

@@ -1,6 +1,9 @@
 """
 What a text's number is: perplexity, the exponential of the mean loss of a token, in windows of
 every length. Windows do not overlap; every length scores the same tokens.
+
+Of a whole split the JSON also has each document's sum of losses, though a window may span several,
+and ratios of perplexities with a 95 % interval over the documents, as [ratio, low, high].
 """
 import dataclasses
 import math
@@ -12,12 +15,13 @@ from torch.nn import functional as F
 
 import data
 from data import text
-from scoring import binned
+from scoring import binned, resampled
 
 UNIT, AMOUNT = "tokens", 131072  # what eval.py counts, also its flag, and how many it takes
 FIGURE = "lengths"               # of figures/plot.py: what eval.py draws
 LONGER = (1, 2, 4, 8, 16)        # times the training length: the windows
 BATCH_TOKENS = 2**14             # of short windows that go through the model at once
+RATIO = "  {}: {:.3f} [{:.3f}, {:.3f}]"  # with its interval, as it is printed
 
 
 class Scores:
@@ -46,6 +50,13 @@ class Scores:
         if options.strided:
             print("strided: windows that overlap by half, the second halves scored: "
                   f"{self.strided_tokens:,} tokens, the same at every length")
+        self.first, self.several = None, False  # the first row; whether there are intervals
+        if not options.amount:
+            sizes = np.bincount(documents_in(stream, task.tokenizer))
+            self.several = len(sizes) > 1
+            alike = sizes.sum() ** 2 / (sizes ** 2).sum()
+            print(f"{len(sizes):,} documents, worth {alike:.1f} of equal length: 95 % intervals "
+                  "over them" if self.several else "one document: no intervals")
         if len(tokenizers) > 1:
             print("each run has the same text in its own tokens: compare bits per byte")
         print(" " * self.width + "".join(f"{T:>10,}" for T in self.lengths))
@@ -54,7 +65,7 @@ class Scores:
         row |= dict(perplexity={}, eval_seconds={})
         if self.options.strided:
             row["strided"] = {}
-        self.note = ""  # why a length is missing
+        self.tokenizer, self.note = run.config["tokenizer"], ""  # note: why a length is missing
         print(f"{run.name:<{self.width}}", end="", flush=True)
 
     def score(self, run, row, T):
@@ -63,19 +74,27 @@ class Scores:
         half, and only their second half is scored, so every token has half a window or more to look
         back on; the tokens are the same at every length.
         """
-        stream, start = self.streams[run.config["tokenizer"]], time.monotonic()
+        stream, start = self.streams[self.tokenizer], time.monotonic()
         try:
             losses = token_losses(run.model, stream, T, self.options)
-            row["perplexity"][T] = float(np.exp(losses.mean()))
+            self.keep(row, "perplexity", T, losses)
             row["by_position"] = by_position(losses, T)  # the longest that worked stays
             if self.options.strided:
                 first = self.lengths[-1] // 2 - T // 2
                 losses = token_losses(run.model, stream[first:], T, self.options, skip=T // 2)
-                row["strided"][T] = float(np.exp(losses.mean()))
+                self.keep(row, "strided", T, losses)
             row["eval_seconds"][T] = round(time.monotonic() - start, 2)
         except ValueError as e:  # an encoding that ends
             self.note = f"  {run.name}: {e}"
         print(cells(row["perplexity"], [T]), end="", flush=True)
+
+    def keep(self, row, kind, T, losses):
+        """The losses of a window length: as a perplexity and, of a whole split, by document."""
+        row[kind][T] = float(np.exp(losses.mean()))
+        if self.several:
+            of = documents_in(self.streams[self.tokenizer], self.tokenizer)[-len(losses):]
+            sums = row.setdefault("documents", {}).setdefault(kind, {})
+            sums |= {"tokens": np.bincount(of).tolist(), T: np.bincount(of, losses).tolist()}
 
     def finish(self, run, row):
         """Prints what is left of a run -> whether the row has a number"""
@@ -83,13 +102,30 @@ class Scores:
         if self.options.strided:
             print(f"{'  strided':<{self.width}}{cells(row['strided'], self.lengths)}")
         if self.streams.keys() != {"bytes"}:
-            tokenizer = run.config["tokenizer"]
-            row["bits_per_byte"] = bits_per_byte(row["perplexity"], tokenizer,
-                                                 self.streams[tokenizer])
+            row["bits_per_byte"] = bits_per_byte(row["perplexity"], self.tokenizer,
+                                                 self.streams[self.tokenizer])
             print(f"{'  bits/byte':<{self.width}}{cells(row['bits_per_byte'], self.lengths)}")
+        if self.several and row["perplexity"]:
+            self.compare(row)
         if self.note:
             print(self.note)
         return bool(row["perplexity"])
+
+    def compare(self, row):
+        """Ratios of perplexities: to the first run's, and strided ones from twice the length on."""
+        self.first = first = self.first or row
+        if row is not first and row["config"]["tokenizer"] == first["config"]["tokenizer"]:
+            row["ratio"] = {kind: {} for kind in row["documents"]}
+            for kind, ratios in row["ratio"].items():
+                for T in [T for T in row[kind] if T in first[kind]]:
+                    ratios[T] = ratio(row, kind, T, first, T)
+                    print(RATIO.format(f"{kind} at {T:,} / {first['name']}'s", *ratios[T]))
+        beyond = [T for T in row.get("strided", ()) if T >= 2 * row["block_size"]]
+        if len(beyond) > 1:
+            near, far = beyond[0], beyond[-1]
+            gain = ratio(row, "strided", far, row, near)
+            row["gain"] = dict(lengths=[far, near], ratio=gain)
+            print(RATIO.format(f"strided at {far:,} / at {near:,}", *gain))
 
     def about(self):
         about = dict(data=self.meta, split=self.split, tokens=self.tokens, lengths=self.lengths)
@@ -110,6 +146,20 @@ def in_tokens_of(tokenizer, stream, was):
         words = words.decode("utf-8", "ignore").encode()  # no half characters
         parts.append(text.encode(text.get_encoding(tokenizer), words))
     return np.concatenate(parts)[1:]  # the first has no end of text before it
+
+
+def documents_in(stream, tokenizer):
+    """stream (N + 1,) -> (N,): a loss is of the document of the token that it is predicted from."""
+    begins = stream[:-1] == text.get_encoding(tokenizer).eot_token
+    return np.cumsum(begins) - begins[0]
+
+
+def ratio(row, kind, T, other, S):
+    """A row's perplexity in windows of T over another's in windows of S, and its interval."""
+    mine, theirs = row["documents"][kind], other["documents"][kind]
+    apart, tokens = np.subtract(mine[T], theirs[S]), np.array(mine["tokens"])
+    low, high = resampled(apart[tokens > 0], tokens[tokens > 0])  # strided, the first may have none
+    return [math.exp(mean) for mean in (apart.sum() / tokens.sum(), low, high)]
 
 
 def window_lengths(asked, block_size, have, split):

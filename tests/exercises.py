@@ -20,7 +20,10 @@ import model_tra
 import rivals.classics
 import rivals.diff
 import rivals.fox
+import rivals.path
 import rivals.rope
+import rivals.ssmax
+import rivals.stick
 from common.files import fail, in_one_line
 from common.names import nearest
 
@@ -46,19 +49,50 @@ def fox(q, k, f):
 
 
 def cable(q, k, a, g):
-    """Logits: token t is a step of size a (T,), and query i minds the distance g (T,) times."""
+    """
+    Logits: q_i . k_j / sqrt(d), less g_i times the distance, the sum of the steps of the tokens
+    j + 1 to i; token t's step is a_t, and a and g are (T,).
+    """
 
 
 def tra(q, k, delta):
-    """Logits: -inf where q_i . k_j <= 0; each key that is left multiplies by delta (T,)."""
+    """
+    Logits: -inf where q_i . k_j <= 0; elsewhere q_i . k_j / sqrt(d), and log delta_i for each of
+    the keys j to i that are left, key j among them; delta is (T,).
+    """
 
 
 def cope(q, k, e):
-    """Logits: gates sigmoid(q_i . k_j / sqrt(d)) are counted; e (d, P) has a column a position."""
+    """
+    Logits: q_i . k_j / sqrt(d), and q_i . e[p]. p is the sum of the gates sigmoid(q_i . k_k /
+    sqrt(d)) of the tokens k from j to i, at most P - 1; e (d, P) has a column for every whole
+    number, and between two of them you interpolate.
+    """
 
 
 def diff(q, k, lam):
-    """Not logits but weights: softmax of the first halves, less lam times that of the second."""
+    """
+    Not logits but weights: the softmax of the first halves of q and k, less lam times that of the
+    second halves, each over the keys j <= i, and over sqrt(d/2).
+    """
+
+
+def stick(q, k):
+    """
+    Not logits but weights: going from key i - 1 back to key 0, each takes the share
+    sigmoid(q_i . k_j / sqrt(d)) of what the nearer ones have left; key i itself has weight 0.
+    """
+
+
+def path(q, k, w, beta):
+    """
+    Logits: k_j^T H_(j+1) ... H_i q_i / sqrt(d), with H_t = I - beta_t w_t w_t^T; w (T, d) has unit
+    vectors, beta is (T,).
+    """
+
+
+def ssmax(q, k, s):
+    """Logits: q_i . k_j / sqrt(d), times s and the logarithm of how many keys query i sees."""
 
 
 # -----------------------------------------------------------------------------
@@ -71,8 +105,10 @@ def inputs():
     e = torch.randn(D, P, dtype=torch.float64)
     turn = rivals.rope.Turn("", D, T, T)
     bias = rivals.classics.ALiBi(rivals.classics.GPTConfig(n_head=1)).double()
-    per_head = [x[None, None] for x in (a.cumsum(0), g, f.log().cumsum(0), delta.log())]
-    road, weight, gates, decay = per_head
+    w = torch.nn.functional.normalize(torch.randn(T, D, dtype=torch.float64), dim=1)
+    beta = 2 * torch.rand(T, dtype=torch.float64)
+    per_head = (a.cumsum(0), g, f.log().cumsum(0), delta.log(), w, beta)
+    road, weight, gates, decay, mirrors, strength = (x[None, None] for x in per_head)
     return dict(
         alibi=([bias.slopes.item()], rivals.classics, [bias.bias]),
         rope=([turn.theta], rivals.rope, [torch.arange(T), turn]),
@@ -80,7 +116,10 @@ def inputs():
         cable=([a, g], model_cable, [road, weight]),
         tra=([delta], model_tra, [decay]),
         cope=([e], model_cope, [e]),
-        diff=([0.35], rivals.diff, [0.35]))
+        diff=([0.35], rivals.diff, [0.35]),
+        stick=([], rivals.stick, []),
+        path=([w, beta], rivals.path, [mirrors, strength]),
+        ssmax=([0.6], rivals.ssmax, [torch.tensor([0.6], dtype=torch.float64)]))
 
 
 def check(name):
@@ -101,7 +140,8 @@ def check(name):
     if name == "rope":  # whose literal begins with what is turned
         q, k = (module.turned(x[None, None], theirs[1].waves(theirs[0]))[0, 0] for x in (q, k))
     _, parts = module.literal(*(x[None, None] for x in (q, k, v)), *theirs)
-    want = parts["attention"] if name == "diff" else parts["qk"] + parts["bias"]
+    weights = name in ("diff", "stick")
+    want = parts["attention"] if weights else parts["qk"] + parts["bias"]
     right = torch.isclose(answer.double(), want[0, 0], rtol=0, atol=1e-6)
     for i, j in torch.nonzero(~right).tolist():
         if j <= i:

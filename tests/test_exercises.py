@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import exercises
-from tests.helpers import command
+from tests.helpers import command, complaint
 
 
 def scores(q, k):
@@ -63,7 +63,32 @@ def diff(q, k, lam):
     return first - lam * second
 
 
-SOLUTIONS = dict(alibi=alibi, rope=rope, fox=fox, cable=cable, tra=tra, cope=cope, diff=diff)
+def stick(q, k):
+    shares, weights = scores(q, k).sigmoid(), torch.zeros(len(q), len(q), dtype=q.dtype)
+    for i in range(len(q)):
+        left = 1.0
+        for j in reversed(range(i)):
+            weights[i, j] = left * shares[i, j]
+            left *= 1 - shares[i, j]
+    return weights
+
+
+def path(q, k, w, beta):
+    logits = torch.zeros(len(q), len(q), dtype=q.dtype)
+    for i in range(len(q)):
+        x = q[i]
+        for j in reversed(range(i + 1)):
+            logits[i, j] = k[j] @ x / math.sqrt(q.size(1))
+            x = x - beta[j] * (w[j] @ x) * w[j]
+    return logits
+
+
+def ssmax(q, k, s):
+    return s * torch.arange(1, len(q) + 1).log()[:, None] * scores(q, k)
+
+
+SOLUTIONS = dict(alibi=alibi, rope=rope, fox=fox, cable=cable, tra=tra, cope=cope, diff=diff,
+                 stick=stick, path=path, ssmax=ssmax)
 
 
 @pytest.mark.parametrize("name", exercises.inputs())
@@ -80,3 +105,7 @@ def test_a_solution_is_right_and_one_wrong_number_is_named(name, home, monkeypat
     assert "query i = 4, key j = 2: yours is 7.0000, literal's is" in exercises.check(name)
     monkeypatch.setattr(exercises, name, lambda q, *_: q)
     assert "shape (7, 7), and returns (7, 4)" in exercises.check(name)
+
+
+def test_a_typo_is_told_the_nearest_name(home):
+    assert "no exercise 'fxo': did you mean fox?" in complaint(home, "tests.exercises", "fxo")

@@ -1,9 +1,6 @@
-"""The house: how long files and functions are, who imports whom, and the guide's snippets."""
+"""The house: how long files and functions are, and who imports whom."""
 import ast
 import graphlib
-import re
-
-import torch
 
 from tests.helpers import MODEL_FILES, ROOT
 
@@ -82,15 +79,3 @@ def test_who_imports_whom():
             assert not above, f"{module} imports {above}"
             if floors[room] < floors["experiments"]:
                 assert not others & (models | tasks - {"data.text"}), module
-
-
-def test_the_guides_snippets_run(monkeypatch):
-    """In order, in one namespace; a mistake is reported with its line in GUIDE.md."""
-    monkeypatch.chdir(ROOT)
-    torch.manual_seed(0)
-    text, namespace = (ROOT / "GUIDE.md").read_text(encoding="utf-8"), {}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M))
-    for block in blocks:
-        line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], "GUIDE.md", "exec"), namespace)
-    assert len(blocks) >= 5

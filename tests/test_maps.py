@@ -55,6 +55,8 @@ def test_maps_of_a_task_and_of_text(trained, home, monkeypatch):
         (home / "m.png").unlink()
     said = complaint(home, "figures.maps", "steps", trained / "tra", "--prompt", "x")
     assert "--prompt is for models of text" in said
+    said = complaint(home, "figures.maps", "steps", trained / "tra", "--head", 2)
+    assert "--head 2: the model has heads 0 to 1" in said
 
 
 def test_a_map_shows_what_the_model_computes(trained, monkeypatch):
@@ -75,6 +77,10 @@ def test_a_map_shows_what_the_model_computes(trained, monkeypatch):
         shown = ax.images[-1].get_array()
         assert shown.mask[0, 1] and not shown.mask[1, 0]  # what is later is not shown
         assert np.abs(np.tril(shown.filled(0) - layer["attention"][n])).max() < 1e-6
+    command(trained, "figures.maps", "attention", "tra", "--head", 1, "--kinds", "step")
+    command(trained, "figures.maps", "steps", "tra", "--layer", -1, "--head", 1)
+    assert figures[1].axes[0].get_title() == "step, head 1"
+    assert figures[2].axes[0].get_title("right") == "layer 0, head 1"
 
 
 def test_position_is_the_attention_if_all_contents_were_alike():

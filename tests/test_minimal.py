@@ -19,11 +19,32 @@ def test_theorem_entry_has_the_specs_numbers():
         assert [round(m["precision"][n - 2], 2) for n in (2, 8, 32, 63)] == list(precision)
         assert [round(m["tvd"][n - 2], 3) for n in (8, 32, 63)] == list(tvd)
         assert m["formula"] == pytest.approx(m["precision"], abs=1e-6 if norm == "none" else 1e-3)
+    assert all(m["ranks"] == [63, 63] for m in numbers.values())  # the least that is possible
     for norm, at_32 in (("post", 0.96), ("pre_final", 2.64)):  # the controls, by their own formulas
         m = numbers[norm]
         assert m["formula"] == pytest.approx(m["precision"], abs=1e-6)
         assert m["precision"][0] == pytest.approx(10)
         assert m["precision"][30] == pytest.approx(at_32, abs=0.01)
+
+
+@pytest.mark.parametrize("n", [4, 9, 40])
+def test_theorem_42_bounds_the_ranks_of_what_is_precise(n):
+    """Random ones, in the form of GUIDE.md's section 9, and such as have the least rank."""
+    torch.manual_seed(n)
+    eye = torch.eye(n, dtype=torch.float64)
+    for least in [n, n - 1] * 10:
+        r, s, w = torch.randn(3, n, 1, dtype=torch.float64)
+        g, b = 0.1 + torch.rand(2, n, 1, dtype=torch.float64)
+        if least == n - 1:
+            r, w = g / n, 0 * w
+            s = (g + b) / n - r
+        D, B = r + w.T - g * eye, s - w.T - b * eye
+        for tokens in ([1], [0, 2], [2, 0]):
+            logits = B[tokens[-1]] + D[tokens].mean(0)
+            absent = logits[[t for t in range(n) if t not in tokens]]
+            assert absent.std() < 1e-9 and (absent[0] - logits[tokens] > 0).all()
+        ranks = [torch.linalg.matrix_rank(matrix).item() for matrix in (D, B + D)]
+        assert min(ranks) == least >= n - 1
 
 
 @pytest.mark.parametrize("norm", ["none", *minimal.SCHEMES])

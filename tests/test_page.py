@@ -124,26 +124,31 @@ ACTIONS = {  # what is done -> which query and key of 15 are shown then, and whe
     "key('Escape')": (12, 12, False)}
 
 
+def visited(address, home):
+    """The page at this address as Chromium has it, which gives no message."""
+    done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu",
+                           f"--user-data-dir={home / 'profile'}", "--dump-dom",
+                           "--enable-logging=stderr", "--window-size=1280,900",
+                           "--virtual-time-budget=60000", address],
+                          capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 def test_the_page_in_a_browser(trained, home):
     """
     Keys and pointer choose a query and a key; a held one stays; the numbers are literal's.
-    Chromium gives no message.
     """
     command(home, "figures.page", trained / "rope", trained / "tra", "--length", 16,
             "--out", "p.html")
-    visited = home / "visited.html"
+    scripted = home / "scripted.html"
     actions = ", ".join(f"() => {action}" for action in ACTIONS)
-    visited.write_text((home / "p.html").read_text(encoding="utf-8")
-                       + VISIT.replace("ACTIONS", actions), encoding="utf-8")
-    done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu",
-                           f"--user-data-dir={home / 'profile'}", "--dump-dom",
-                           "--enable-logging=stderr", "--window-size=1280,900",
-                           "--virtual-time-budget=60000", f"{visited.as_uri()}#whole=0"],
-                          capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    log = json.loads(html.unescape(re.search(r'<pre id="log">(.*)</pre>', done.stdout)[1]))
+    scripted.write_text((home / "p.html").read_text(encoding="utf-8")
+                        + VISIT.replace("ACTIONS", actions), encoding="utf-8")
+    dom = visited(f"{scripted.as_uri()}#whole=0", home)
+    log = json.loads(html.unescape(re.search(r'<pre id="log">(.*)</pre>', dom)[1]))
     assert [(*where, held) for where, _, held, _ in log[1:]] == list(ACTIONS.values())
     run = load_run(trained / "tra")
     text = maps.sequence(run, "", "", 16, 0)
@@ -162,3 +167,14 @@ def test_the_page_in_a_browser(trained, home):
         assert (numbers["bias"] == "dropped") == np.isinf(exact["bias"])
         assert abs(float(numbers["qk"]) - exact["qk"]) <= .005 + 1e-6
         assert abs(float(numbers["step"]) - exact["step"]) <= .005 + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_an_address_is_a_scene_with_its_models_and_says_which_head_is_not_there(home):
+    page = (ROOT / "results" / "play.html").as_uri()
+    dom = visited(f"{page}#scene=2", home)
+    assert re.findall(r'<section class="lane"(.*?)>', dom) == ["", *[' hidden=""'] * 3, ""]
+    assert "Query: token 63 " in dom and "that is not there" not in dom.partition("<script")[0]
+    dom = visited(f"{page}#scene=3&heads=1.0,9.9", home)
+    assert "Query: token 255 " in dom and "that is not there (9.9)" in dom.partition("<script")[0]

@@ -14,7 +14,7 @@ import eval
 import model_baseline
 from common.checkpoint import Run
 from data.text import Task
-from scoring import Options, perplexity
+from scoring import Options, perplexity, resampled
 from tests.helpers import close, documents, make, rng
 
 
@@ -89,10 +89,10 @@ def table(task, runs, **options):
     return eval.score_runs(perplexity.Scores(task, runs, Options(**options)), runs)
 
 
-def run_of(task, name):
+def run_of(task, name, model=None):
     config = dict(model="none", seed=1, block_size=16, max_tokens=0, tokenizer=task.tokenizer)
     checkpoint = dict(config=config, iter=1, seconds=1.0)
-    return Run(Path(f"{name}/ckpt.pt"), name, Noted(), config, checkpoint)
+    return Run(Path(f"{name}/ckpt.pt"), name, model or Noted(), config, checkpoint)
 
 
 @pytest.fixture
@@ -137,3 +137,79 @@ def test_tokenizers_are_compared_on_the_same_text_by_its_bytes(texts, capsys):
         scored = [token for token in stream[1:N + 1].tolist() if token != encoding.eot_token]
         bits = math.log2(300) * N / len(encoding.decode_bytes(scored))
         assert row["bits_per_byte"] == {16: pytest.approx(bits)}
+
+
+# -----------------------------------------------------------------------------
+# documents
+
+def by_hand(losses, stream, first):
+    """Losses of the tokens after stream[first:-1] -> a list for each document."""
+    found = []
+    for t, token in enumerate(stream[:-1]):
+        if token == 256:
+            found.append([])
+        if t >= first:
+            found[-1].append(losses[t - first])
+    return found
+
+
+def interval_by_hand(apart, tokens):
+    """Documents, drawn one after the other, in which the tokens' losses are so far apart."""
+    random, means = rng(), []
+    for _ in range(1000):
+        drawn = random.integers(0, len(tokens), len(tokens))
+        means.append(sum(apart[n] for n in drawn) / sum(tokens[n] for n in drawn))
+    return np.exp(np.quantile(means, [0.025, 0.975])).tolist()
+
+
+def test_losses_by_document_and_ratios_with_intervals(texts, tmp_path, capsys):
+    """Windows span documents; where strided ones begin, the first has no token to be scored."""
+    folder = documents(tmp_path / "short", [f"{n} words, " * (n % 5 + 2) for n in range(12)])
+    task = Task(data=folder, block_size=16)
+    stream, models = task.streams["train"], [make(name, vocab_size=257) for name in ("t5", "alibi")]
+    runs = [run_of(task, name, model) for name, model in zip(("a", "b"), models)]
+    lengths = [16, 32, 128]
+    a, b = table(task, runs, lengths=lengths, strided=True, split="train")["runs"]
+    for row, model in ((a, models[0]), (b, models[1])):
+        for T in lengths:
+            plain = perplexity.token_losses(model, stream, T, Options())
+            halves = perplexity.token_losses(model, stream[64 - T // 2:], T, Options(), T // 2)
+            for kind, losses, first in (("perplexity", plain, 0), ("strided", halves, 64)):
+                found, want = row["documents"][kind], by_hand(losses, stream, first)
+                assert len(want) == 10 and found["tokens"] == list(map(len, want))
+                assert found[T] == pytest.approx(list(map(sum, want)))
+    tokens = np.array(a["documents"]["strided"]["tokens"])
+    assert tokens[0] == 0 and "ratio" not in a
+    for kind in ("perplexity", "strided"):
+        for T in lengths:
+            apart = np.subtract(b["documents"][kind][T], a["documents"][kind][T])
+            tokens = np.array(b["documents"][kind]["tokens"])
+            want = interval_by_hand(apart[tokens > 0], tokens[tokens > 0])
+            value, *ends = b["ratio"][kind][T]
+            assert value == pytest.approx(b[kind][T] / a[kind][T]) and ends == pytest.approx(want)
+    value, low, high = a["gain"]["ratio"]
+    assert value == pytest.approx(a["strided"][128] / a["strided"][32]) and low < value < high
+    assert a["gain"]["lengths"] == [128, 32]
+    out = capsys.readouterr().out
+    assert "10 documents, worth " in out and out.count("strided at 128 / at 32: ") == 2
+    assert f"  strided at 128 / a's: {b['ratio']['strided'][128][0]:.3f} [" in out
+
+
+def test_an_interval_over_documents_holds_the_truth_as_often_as_it_says():
+    """Taken for independent, tokens of documents that differ promise far too much."""
+    held, alone, random = 0, 0, rng()
+    for _ in range(200):
+        sizes = random.integers(50, 500, 40)
+        sums = sizes * random.normal(0.1, 0.2, 40) + random.normal(0, sizes ** 0.5)
+        low, high = resampled(sums, sizes, times=300)
+        held += low < 0.1 < high
+        alone += abs(sums.sum() / sizes.sum() - 0.1) < 1.96 / sizes.sum() ** 0.5
+    assert 0.9 < held / 200 < 0.98 and alone / 200 < 0.6
+
+
+def test_one_document_has_no_interval(texts, tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("some words of my own. " * 200)
+    task = Task(data=str(tmp_path / "one.txt"), block_size=16)
+    row, = table(task, [run_of(task, "a")], lengths=[16, 32, 64], strided=True)["runs"]
+    assert "one document: no intervals\n" in capsys.readouterr().out
+    assert not {"documents", "ratio", "gain"} & row.keys()

@@ -1,8 +1,11 @@
-"""figures/plot.py: figures of JSON."""
+"""figures/plot.py, experiments/figures.py: figures of JSON."""
+import itertools
 import json
 
 import pytest
+from matplotlib.text import Text
 
+from experiments import figures
 from figures import plot
 from tests import helpers
 from tests.helpers import complaint, labels_of
@@ -66,6 +69,29 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
     assert lines["a"] == [(16, 3), (32, 1)] and lines["b"] == [(16, 5), (32, 6)]
     plot.main(["lengths", str(folder), other, "--rows", "b", "a"])
     assert labels_of(drawn[1])[:2] == ["b", "a"]
+
+
+def test_rows_of_panels_say_which_models_they_have_and_axes_what_they_are_of(drawn, tmp_path):
+    rows = [text_row(f"m{n}", {"16": 2.0, "32": 30.0 - n}) for n in range(11)]
+    plot.main(["lengths", write(tmp_path / "text.json", rows)])
+    first, position, second, _ = [ax for ax in drawn[0].axes if ax.get_title()]
+    assert first.get_title("left").startswith("1 to 6 of 11 models")
+    assert second.get_title("left").startswith("7 to 11 of 11 models")
+    assert first.get_legend() is None and position.get_legend().get_texts()[0].get_text() == "m10"
+    assert (first.get_ylabel(), position.get_ylabel()) == ("perplexity", "loss (nats)")
+
+
+def test_labels_of_points_stay_apart():
+    """Twelve points within a few pixels."""
+    fig, axes = plot.panels(1, 7, 4.6)
+    ax, notes = axes[0, 0], []
+    ax.set(xlim=(0, 15), ylim=(0, 106))
+    for n in range(12):
+        point = 2 + n % 4 / 4, 100 - n % 3
+        notes.append(ax.annotate(f"a model's name {n}", point, (0, 0), textcoords="offset points"))
+    figures.apart(fig, ax, notes, [[(2, 90), (2, 110)]])
+    boxes = [Text.get_window_extent(note) for note in notes]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_a_name_is_text_whatever_it_begins_with(drawn, tmp_path):

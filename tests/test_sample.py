@@ -1,14 +1,25 @@
 """sample.py: text from a model, over a cache."""
+import contextlib
+import io
 import math
 import os
 import shutil
+import sys
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import sample
-from tests.helpers import close, command, complaint, make, written_without_a_cache
+from tests.helpers import (
+    close,
+    command,
+    complaint,
+    exit_code,
+    make,
+    standing_in,
+    written_without_a_cache,
+)
 
 
 def test_sampling(trained, tmp_path):
@@ -68,6 +79,18 @@ def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):
         want = F.pad(want, (4 - len(want), 0))
         close(new.flatten().bincount(minlength=4) / 4000, want, 0.04)
         assert not new.flatten().bincount(minlength=4)[want == 0].any()
+
+
+def test_where_nobody_reads_any_more_it_ends_without_a_word(trained, monkeypatch, capfd):
+    """`python sample.py | head`"""
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (open(writer, "wb", buffering=0) as pipe, standing_in(trained),
+          contextlib.redirect_stdout(io.TextIOWrapper(pipe, write_through=True)),
+          pytest.raises(SystemExit, match="141")):
+        exit_code(sample.main, ["cable", "--prompt", "a"])
+    assert "Error" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("stop, written", [("", "abcabcé"), ("ca", "ab"), ("cé", "abcab"),

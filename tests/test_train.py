@@ -16,7 +16,20 @@ from common import names
 from common.batches import batches
 from common.checkpoint import load_run
 from common.settings import TrainConfig, new_settings
-from tests.helpers import ENCODERS, HARD, MODELS, TINY_FLAGS, close, command, is_png, losses, make
+from tests.helpers import (
+    ENCODERS,
+    HARD,
+    MODELS,
+    TINY_FLAGS,
+    TINY_RUN,
+    close,
+    command,
+    exit_code,
+    is_png,
+    losses,
+    make,
+    standing_in,
+)
 
 
 def test_one_command_trains_evaluates_draws_and_writes(home):
@@ -34,6 +47,16 @@ def test_one_command_trains_evaluates_draws_and_writes(home):
     assert all(1 < p < 400 for p in perplexity.values())
     assert f"$ {result['command']}" in out
     assert "32 tokens, up to position 33 (2.1 x the training length)" in err
+
+
+@pytest.mark.parametrize("pair", [os.pipe, os.openpty])
+def test_training_goes_on_where_nobody_reads_any_more(home, pair):
+    """`python train.py | head`, and a terminal that was closed."""
+    reader, writer = pair()
+    os.close(reader)
+    with open(writer, "w") as out, contextlib.redirect_stdout(out), standing_in(home):
+        assert exit_code(train.main, [*map(str, TINY_RUN), "--out_dir", "run"]) == 0
+    assert torch.load(home / "run" / "ckpt.pt", weights_only=True)["iter"] == 1
 
 
 def interrupted(monkeypatch, name, at):
