@@ -64,8 +64,8 @@ def listing():
                 if scale in entry:
                     said = costs.expected(name, scale, costs.planned(name, scale))
                     print(f"      --scale {scale:5}  {said}")
-    print("\nTimes, as measured, or FLOPs, of all runs one after the other; --jobs 2 takes half. What "
-          "is there\nis not made anew. Make one with: python reproduce.py NAME --jobs 2")
+    print("\nTimes, as measured, or FLOPs, of all runs one after the other; --jobs 2 takes half. "
+          "What is there\nis not made anew. Make one with: python reproduce.py NAME --jobs 2")
 
 
 def planned(args):
