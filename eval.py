@@ -13,7 +13,7 @@ make the curve fall; --strided removes that. A task's sequences are drawn anew, 
 model. Writes a JSON and a figure.
 
 With --tokens 0, ratios of perplexities (to the first run's, and of strided ones from twice the
-training length on) have a 95 % interval over the documents: so far the ratio might be another on
+training length on) have a 95 % interval over the documents: how much the ratio would vary with
 other documents like these. It says nothing about other seeds, and little where one document is most
 of the text.
 """
