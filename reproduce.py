@@ -5,7 +5,6 @@ Every table and figure that this repository reproduces, each by one command.
     python reproduce.py cable_table1 --jobs 2                  two trainings at a time
     python reproduce.py lm --rows t5 --seeds 3                 more seeds of one row
     python reproduce.py cable_table1 --scale paper --dry_run   what it would do
-    python reproduce.py lm_english --scale gpu --data my_books/
     python reproduce.py matrix --add mine --tasks flipflop recall
                                                                your model_mine.py on two tasks
 
@@ -65,9 +64,8 @@ def listing():
                 if scale in entry:
                     said = costs.expected(name, scale, costs.planned(name, scale))
                     print(f"      --scale {scale:5}  {said}")
-    print("\nTimes are of all runs one after the other, as they were measured, FLOPs of what was "
-          "not; --jobs 2\ntakes half. What is there is not made anew. Make one with: python "
-          "reproduce.py NAME --jobs 2")
+    print("\nTimes, as measured, or FLOPs, of all runs one after the other; --jobs 2 takes half. "
+          "What is there\nis not made anew. Make one with: python reproduce.py NAME --jobs 2")
 
 
 def planned(args):

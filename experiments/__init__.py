@@ -29,7 +29,7 @@ and where it needs them
     steps       True: a second figure, of the scores by step
     first       the entry whose runs of the same rows (or Row.first) and seeds the runs begin with
     group       entries of one group share their trainings
-    runs        the entry whose runs these are, shown in another way
+    runs        the entry whose runs these are, shown in another way; it has its scales, too
     published   the entry whose numbers of the paper it has
     beside      an entry of text, for a second figure: what survives, and what reads
     papers      {heading: (entry, n, more)}: whose n-th numbers stand beside lm's in a second table
@@ -99,7 +99,11 @@ def of_file(module):
     """{name: entry} of one file, with what papers.json adds."""
     more = added().get(module.__name__.rpartition(".")[2], {})
     names = dict.fromkeys([*module.ENTRIES, *more])
-    return {name: module.ENTRIES.get(name, {}) | more.get(name, {}) for name in names}
+    parts = {name: module.ENTRIES.get(name, {}) | more.get(name, {}) for name in names}
+    for name, entry in parts.items():
+        shown = parts.get(entry.get("runs"), {})
+        parts[name] = {scale: shown[scale] for scale in SCALES if scale in shown} | entry
+    return parts
 
 
 def entries():

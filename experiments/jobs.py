@@ -147,9 +147,9 @@ def record(job):
     result, (out, start) = read_json(ROOT / f"{job.score[-1]}.json"), job.trainings[-1]
     checkpoint, curves = load_checkpoint(ROOT / out / "ckpt.pt"), logged(ROOT / out, job.label)
     row, = result["runs"]
-    text, name = row["config"]["data"], result["data"].get("corpus")
-    if name:  # where it lay is nobody's business
-        row["config"]["data"] = name
+    text = row["config"]["data"]
+    if Path(text).is_absolute():  # where it lay is nobody's business
+        row["config"]["data"] = name = result["data"]["corpus"]
         start = [name if word == text else word for word in start]
     row |= dict(train_command=shlex.join(start),
                 environment=checkpoint.get("environment", result["environment"]))
