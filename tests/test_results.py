@@ -108,8 +108,8 @@ def test_every_picture_and_link_of_a_page_is_there():
 
 def test_every_link_into_a_page_has_its_heading():
     for path, text in TEXTS.items():
-        for page, anchor in re.findall(r"\]\(([\w/]*\.md)?#([^)\s]+)\)", text):
-            other = path.parent / page if page else path
+        for page, anchor in re.findall(r"\]\(([\w./]*\.md)?#([^)\s]+)\)", text):
+            other = (path.parent / page).resolve() if page else path
             headings = re.findall(r"^#+ (.*)$", TEXTS[other], re.M)
             slugs = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
             assert anchor in slugs, (path, anchor)
