@@ -52,8 +52,15 @@ METHODS = [
            "nothing", "nothing is longer than in training", "anything is"),
     Method("rope, window", "", "rope, window", "recall_no_qk_norm: rope, window",
            "matrix: rope, window", "a trained RoPE", "it has to stay fluent", "it has to recall"),
+    Method("rope, rerope", "", "", "recall_no_qk_norm: rope, rerope", "",
+           "a trained RoPE", "it has to recall", "time counts: it has two products a key"),
+    Method("rope, selfextend", "", "", "recall_no_qk_norm: rope, selfextend", "",
+           "a trained RoPE", "it has to recall", "text is far longer: ReRoPE rises less"),
     Method("rope, yarn", "", "rope, yarn", "recall_no_qk_norm: rope, yarn", "matrix: rope, yarn",
-           "a trained RoPE", "it has to recall", "text is over twice as long"),
+           "a trained RoPE", "you train on with it", "you do not"),
+    Method("rope_nope", "", "", "recall_no_qk_norm: rope_nope x4", "",
+           "layers of two kinds", "you want a quarter of the cache",
+           "training is short: recall took 4 x the steps"),
 ]
 HEADS = ["method", "norms", "evidence", "parameters", "training speed", "time a token",
          "text, 0.8M", "text, 14M", "recall", "flip-flop", "needs", "pick it when", "avoid it when"]
