@@ -204,7 +204,7 @@ def survive(result, out):
                                  fontsize=9))
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
-           title="up: it still reads; left of the line: it survives",
+           title="up: it recalls what is far; left of the line: it survives",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
