@@ -89,10 +89,4 @@ ENTRIES = {
         columns=[("64", "iid", "accuracy")], beside="lm",
         cpu=task("recall", PLAIN, LONGER, 500) | dict(
             rows=RECALL | MIXED | LONG | RATES | repaired(3, *REPAIRS))),
-    "flipflop_rope": dict(
-        title="Flip-flop, trained on 64 tokens, by RoPE: as it is, repaired, mixed with layers "
-              "without positions. Exact match (%)",
-        columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
-        cpu=TASKS["flipflop"] | dict(
-            rows=rows(3, "rope", "nope") | MIXED | repaired(3, *REPAIRS))),
 }
