@@ -170,11 +170,14 @@ def main(argv=None):
     todo = planned(args)
     if args.dry_run:
         return dry_run(args, todo)
-    if not all(job.done for job in todo):
+    missing = not all(job.done for job in todo)
+    if missing:
         costs.need_gpu(args, todo)
-        if args.data:
-            args.data, args.source = jobs.text_of(args.entry, args.scale, args.data)
-            todo = planned(args)
+    if args.data:
+        args.data, args.source = jobs.text_of(args.entry, args.scale, args.data)
+        todo = planned(args)
+    if missing or args.data:  # what is there may be of another text, too
+        jobs.need_one_text(args.entry, args.scale, args.data)
     failed = make(args, todo)
     if args.add:
         finish_added(args, todo)

@@ -8,7 +8,6 @@ An encoder reads a document as a whole, one vector for all its tokens. Beside th
 practitioner would do instead: the best of its windows of the training length, and BM25. The JSON
 also has recall, each query's place, and nDCG by where in its document the answer begins.
 """
-import math
 import time
 
 import numpy as np
@@ -198,8 +197,7 @@ def summary(places, of, seed):
 def bootstrap(values, groups, seed=0):
     """The 95 % interval of the mean of values (Q,) in groups (Q,): low, high. Of one group NaN."""
     _, group = np.unique(groups, return_inverse=True)
-    total, size = np.bincount(group, values), np.bincount(group)
-    return resampled(total, size, seed) if len(size) > 1 else (math.nan, math.nan)
+    return resampled(np.bincount(group, values), np.bincount(group), seed)
 
 
 def by_evidence(places, first, at, T):

@@ -56,7 +56,8 @@ def table(name, scale):
                                tasks.index(run["task"]) if tasks else 0, run["seed"]))
     texts = {run["data"]["sha256"] for run in runs if "perplexity" in run and "task" not in run}
     if len(texts) > 1:
-        fail(f"results/runs/{name}.{scale} has runs of several texts, sha256 {', '.join(texts)}")
+        fail(f"results/runs/{name}.{scale} has runs of several texts, sha256 {', '.join(texts)}: "
+             "move away all but one's")
     for run in runs:  # what is not said of the entry is said of its first run
         about = run | about
     about |= dict(rows=list(dict.fromkeys(run["label"] for run in runs)), runs=runs,

@@ -46,8 +46,11 @@ def check_same(runs, names):
 def resampled(sums, sizes, seed=0, times=1000):
     """
     The 95 % interval of sum(sums) / sum(sizes), by the bootstrap: n groups, such as documents, are
-    drawn anew from the n that there are, as what belongs to one is not independent. -> [low, high]
+    drawn anew from the n that there are, as what belongs to one is not independent. -> [low, high],
+    of a single group NaN.
     """
+    if len(sizes) < 2:
+        return [np.nan, np.nan]
     rng, means = np.random.default_rng(seed), []
     for _ in range(times):
         drawn = rng.integers(0, len(sizes), len(sizes))

@@ -159,7 +159,7 @@ def ratio(row, kind, T, other, S):
     mine, theirs = row["documents"][kind], other["documents"][kind]
     apart, tokens = np.subtract(mine[T], theirs[S]), np.array(mine["tokens"])
     low, high = resampled(apart[tokens > 0], tokens[tokens > 0])  # strided, the first may have none
-    return [math.exp(mean) for mean in (apart.sum() / tokens.sum(), low, high)]
+    return np.exp([apart.sum() / tokens.sum(), low, high]).tolist()
 
 
 def window_lengths(asked, block_size, have, split):

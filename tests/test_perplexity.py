@@ -190,6 +190,8 @@ def test_losses_by_document_and_ratios_with_intervals(texts, tmp_path, capsys):
     value, low, high = a["gain"]["ratio"]
     assert value == pytest.approx(a["strided"][128] / a["strided"][32]) and low < value < high
     assert a["gain"]["lengths"] == [128, 32]
+    b["documents"]["strided"][16] = (1e6 * tokens).tolist()  # beyond e^709
+    assert perplexity.ratio(b, "strided", 16, a, 16) == [math.inf] * 3
     out = capsys.readouterr().out
     assert "10 documents, worth " in out and out.count("strided at 128 / at 32: ") == 2
     assert f"  strided at 128 / a's: {b['ratio']['strided'][128][0]:.3f} [" in out

@@ -128,11 +128,23 @@ def test_a_table_of_a_text_of_yours(home, here, monkeypatch):
     page = (home / "results" / "mine.md").read_text()
     assert "| rope | 1 |" in page and "`python reproduce.py own --scale gpu --data FOLDER`" in page
     (home / "my notes" / "more.txt").write_text("Another word. " * 99)
-    assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
-        home, *words, "--seeds", 2, "--device", "cpu")
+    for more in ([], ["--seeds", 2]):  # all there, and not
+        assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
+            home, *words, *more, "--device", "cpu")
     path.with_stem("cable-1337").write_text(text.replace(sha256, "0").replace(
         '"label": "rope"', '"label": "cable"'))
     assert "own.gpu has runs of several texts, sha256 " in complaint(home, *words)
+
+
+def test_more_seeds_on_another_text_end_before_their_training(home, here):
+    """As stdlib is another with another Python; what is there is drawn all the same."""
+    here(texts=texts())
+    words = "reproduce.py", "texts", "--rows", "rope", "--device", "cpu"
+    command(home, *words)
+    (home / "notes" / "more.txt").write_text("Another word. " * 99)
+    assert "1 runs, 1 of them there" in command(home, *words)[0]
+    assert "texts.cpu is of another text, sha256 " in complaint(home, *words, "--seeds", 2)
+    assert not (home / "out" / "texts.cpu" / "rope-norm-post-1338").exists()
 
 
 def test_runs_from_elsewhere_and_what_has_none(home, here):
