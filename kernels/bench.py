@@ -171,7 +171,7 @@ def inputs(args, T):
         args, args.models or first.values(),
         n_layer=1, n_head=H, n_embd=64 * H, block_size=T, batch_size=B)
     if args.run:
-        run = load_run(args.run, args.device)
+        run = load_run(args.run, args.device, changes=args.set)
         check_text(run.config, run.checkpoint["source"])
         task = make_task(run.config | dict(block_size=T))
         x, _ = task.tensors(task.splits[1], 1, np.random.default_rng(0))
@@ -289,6 +289,8 @@ def parse(argv):
     args = parser.parse_args(argv)
     if min(args.repeats, *(args.lengths or [1])) < 1:
         fail("--lengths and --repeats must be at least 1")
+    if args.set and not args.run:
+        fail("--set is for the model of --run")
     return args
 
 
