@@ -4,8 +4,8 @@ scaled_dot_product_attention on the same q, k and v.
 
     python -m kernels.bench train --size small
         training steps: tok/s, and the ratio to nope; on a GPU compiled, 8 sequences a step
-    python -m kernels.bench decode --lengths 4096
-        one cached token after a long context: ms
+    python -m kernels.bench decode --lengths 4096 --models rope "rope, rerope"
+        one cached token after a long context: ms; also of RoPE repaired at test time
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
         plain as in the model file, literal T x T, and the way of kernels/, which is compared;
         on a GPU flex, torch's FlexAttention, for CABLE and FoX, with gradients where torch can
@@ -67,10 +67,14 @@ def show(title, rows):
 
 def build(args, names, **shape):
     """-> name, model and random tokens (B, T + 1) of models of the same shape."""
+    usual = Task.defaults[args.size]
     for name in names:
         torch.manual_seed(0)
-        config = Task.defaults[args.size] | dict(vocab_size=args.vocab_size) | shape
-        model = make_model(config | models()[name][1] | dict(model=name)).to(args.device)
+        base, _, repair = name.partition(", ")
+        config = usual | dict(vocab_size=args.vocab_size) | shape | models()[base][1]
+        if repair:  # of a model that was trained on the usual length
+            config |= dict(repair=repair, block_size=usual["block_size"])
+        model = make_model(config | dict(model=base)).to(args.device)
         size = config["batch_size"], config["block_size"] + 1
         yield name, model, torch.randint(args.vocab_size, size, device=args.device)
 
