@@ -53,7 +53,7 @@ METHODS = [
     Method("rope, window", "", "rope, window", "recall_no_qk_norm: rope, window",
            "matrix: rope, window", "a trained RoPE", "it has to stay fluent", "it has to recall"),
     Method("rope, rerope", "", "", "recall_no_qk_norm: rope, rerope", "",
-           "a trained RoPE", "it has to recall", "time counts: it has two products a key"),
+           "a trained RoPE", "it has to recall", "time counts: a token takes 5 x RoPE's"),
     Method("rope, selfextend", "", "", "recall_no_qk_norm: rope, selfextend", "",
            "a trained RoPE", "it has to recall", "text is far longer: ReRoPE rises less"),
     Method("rope, yarn", "", "rope, yarn", "recall_no_qk_norm: rope, yarn", "matrix: rope, yarn",
