@@ -89,4 +89,11 @@ ENTRIES = {
         columns=[("64", "iid", "accuracy")], beside="lm",
         cpu=task("recall", PLAIN, LONGER, 500) | dict(
             rows=RECALL | MIXED | LONG | RATES | repaired(3, *REPAIRS))),
+    "flipflop_rope": dict(
+        title="Flip-flop by RoPE: as it is, repaired at test time, mixed with a layer without "
+              "positions. Exact match (%), trained on 64 tokens",
+        columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
+        cpu=TASKS["flipflop"] | dict(
+            train=TASKS["flipflop"]["train"].replace(QK, PLAIN),
+            rows=rows(3, "rope") | MIXED | repaired(3, *REPAIRS))),
 }
