@@ -1,6 +1,6 @@
 """
-Figures that figures/plot.py does not draw, four kinds: tables in colours (the matrix, and tables
-with more rows than lines can show), what survives and what reads, random searches, and Theorem 4.2.
+Figures that figures/plot.py does not draw, four kinds: tables in colours (the matrix, and a task's
+scores by length), what survives and what reads, random searches, and Theorem 4.2.
 
     draw(result, out)    result is what experiments/runs.py has of an entry, out a .png
 """
@@ -38,7 +38,7 @@ def draw(result, out):
     elif "beside" in result:
         grid(result, out)
         survive(result, Path(out).with_suffix(".survive.png"))
-    elif len(result["rows"]) > plot.MOST_LINES and len(result["runs"][0].get("scores", ())) > 1:
+    elif "columns" in result and len(result["runs"][0].get("scores", ())) > 1:
         grid(result, out)
     else:
         return False
@@ -48,7 +48,7 @@ def draw(result, out):
 # -----------------------------------------------------------------------------
 # tables in colours
 
-def coloured(ax, shares, texts, columns, rows):
+def coloured(ax, shares, texts, columns, rows, size=9):
     """
     A table in colours: shares (rows, columns) are from 0, the worst, to 1, the best, and NaN where
     there is no number; texts has a string for each cell.
@@ -59,9 +59,9 @@ def coloured(ax, shares, texts, columns, rows):
     ax.pcolormesh(shares, cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white", lw=2)
     for (y, x), share in np.ndenumerate(shares):
         color = "white" if abs(share - 0.5) > 0.39 else "black"
-        size = 6.5 if np.isnan(share) or "\n" in texts[y, x] else 9
+        small = np.isnan(share) or "\n" in texts[y, x]
         ax.text(x + 0.5, y + 0.5, texts[y, x], ha="center", va="center", color=color,
-                fontsize=size)
+                fontsize=size - 2.5 if small else size)
     ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
     ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
     ax.set_ylim(len(rows), 0)
@@ -70,7 +70,7 @@ def coloured(ax, shares, texts, columns, rows):
 def grid(result, out):
     """A task's scores by length, a panel for each split: means, and ranges that are wide."""
     labels, (_, _, metric) = result["rows"], result["columns"][0]
-    splits = dict.fromkeys(split for _, split, _ in result["columns"])
+    splits = plot.dense_last(dict.fromkeys(split for _, split, _ in result["columns"]))
     lengths = sorted({T for run in result["runs"] for T in run["scores"]}, key=int)
     fig, axes = plot.panels(len(splits), 0.55 * len(lengths) + 0.6, 0.32 * len(labels) + 1.2)
     for ax, split in zip(axes[0], splits):
@@ -85,11 +85,12 @@ def grid(result, out):
                 texts[y, x] = f"{means[y, x]:.1f}".removesuffix(".0")
                 if max(values) - min(values) > 10:  # a mean that no seed may have
                     texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
-        shares = 1 - means / 100 if "error" in metric else means / 100
+        wrong = metric.endswith(("error", "glitch_rate"))
+        shares = 1 - means / 100 if wrong else means / 100
         coloured(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
         ax.set(title=plot.spelled(split), xlabel="string length (tokens)")
-    fig.suptitle(f"{plot.spelled(metric)} (%): means, and ranges over seeds that are wide",
-                 fontsize=10)
+    fig.suptitle(f"{plot.spelled(metric)} (%), from red, the worst, to blue, the best:\n"
+                 "means of seeds, and ranges wider than 10 points", fontsize=10)
     write_figure(fig, out)
 
 
@@ -113,7 +114,7 @@ def matrix(result, out):
         shares[:, x] = shares_of([row[name] for row in rows.values()], column)
         for y, row in enumerate(rows.values()):
             texts[y, x] = text_of(row[name], column["form"])
-    coloured(ax, shares.astype(float), texts, [], rows)
+    coloured(ax, shares.astype(float), texts, [], rows, size=11)
     headings(ax, columns)
     if added in rows:
         y = list(rows).index(added)
@@ -204,7 +205,7 @@ def survive(result, out):
                                  fontsize=9))
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
-           title="up: it recalls what is far; left of the line: it survives",
+           title="up: it recalls what is far; left of the line: long text does no harm",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
@@ -255,17 +256,23 @@ def trials(result, out):
     metric, panels = result["metric"], result["panels"]
     schemes = dict.fromkeys(itertools.chain(*(panel["schemes"] for panel in panels)))
     colors = dict(zip(schemes, plt.cm.tab10.colors))
-    fig, axes = plot.panels(len(panels), {1: 5.5, 2: 3.3}.get(len(panels), 2.7), 3.2, rows=2)
-    for (top, low), panel in zip(axes.T, panels):
+    columns = min(3, len(panels))
+    fig, axes = plot.panels(columns, 7.2 / columns, 3.2, rows=2 * math.ceil(len(panels) / columns))
+    tops, lows = axes[::2].ravel(), axes[1::2].ravel()
+    for top, low, panel in zip(tops, lows, panels):
         swarms(top, panel, metric, colors)
         by_length(low, panel, metric, colors)
+    for ax in (*tops[len(panels):], *lows[len(panels):]):
+        ax.axis("off")
     if metric == "tvd":
         for ax in axes.flat:
             ax.set_yscale("log")
             plot.plain_logarithms(ax.yaxis, (1, 3))
-    for row in axes:
-        row[0].set_ylabel(plot.spelled(metric))
-        plot.legend(row)
+    for kind in (tops, lows):  # one y axis
+        low, high = np.array([ax.get_ylim() for ax in kind]).T
+        plt.setp(kind, ylim=(low.min(), high.max()))
+    plt.setp(axes[:, 0], ylabel=plot.spelled(metric))
+    plot.legend([lows[0], *tops], below=4)
     fig.suptitle("every trial, and medians and best trials by length", fontsize=11)
     write_figure(fig, out)
 
@@ -310,9 +317,10 @@ def by_length(ax, panel, metric, colors):
         if scores:
             best = (min if metric == "tvd" else max)(scores, key=lambda score: score["validation"])
             middle = np.median(np.array([score["by_length"] for score in scores], float), axis=0)
-            ax.plot(x, middle, color=colors[scheme], lw=4 - n / 2, label=f"{scheme}, median")
-            ax.plot(x, np.array(best["by_length"], float), color=colors[scheme], lw=1, ls="--",
-                    label=f"{scheme}, best trial")
+            ax.plot(x, middle, color=colors[scheme], lw=4 - n / 2, label=scheme)
+            ax.plot(x, np.array(best["by_length"], float), color=colors[scheme], lw=1, ls="--")
+    ax.plot([], [], color="gray", lw=3, label="median, by length")
+    ax.plot([], [], color="gray", lw=1, ls="--", label="best trial, by length")
     if "block_size" in panel:
         plot.training_length(ax, [[panel]])
 
@@ -324,7 +332,7 @@ WHERE = dict(none="no norm", output="a norm on the attention's output",
 def theorem(result, out):
     """Precision by length, relative to length 2, and TVD: hard-coded models, and trained ones."""
     hard_coded, panel = result["theorem"], result["panels"][0]
-    fig, axes = plot.panels(2, 5.2, 4, sharey=False)
+    fig, axes = plot.panels(2, 3.9, 4.6, sharey=False)
     left, right = axes[0]
     T = hard_coded["lengths"]
     for (norm, model), color in zip(hard_coded["models"].items(), plt.cm.tab10.colors):
@@ -351,5 +359,5 @@ def theorem(result, out):
     right.set(yscale="log", ylim=(1e-5, 1.5), xlabel="length (symbols)",
               ylabel=plot.spelled("tvd"), title="how far from the right distribution")
     plot.plain_logarithms(right.yaxis, (1,))
-    plot.legend(axes[0])
+    plot.legend(axes[0], below=2)
     write_figure(fig, out)

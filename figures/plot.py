@@ -37,6 +37,11 @@ STYLE = {
     "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "legend.handlelength": 3,
     "figure.dpi": 150, "text.parse_math": False}  # a run's name is text: a$b is no formula
 WORDS = dict(
+    exact_match="strings without an error",
+    sequence_error="strings with an error",
+    glitch_rate="wrong answers",
+    answer_error="wrong answers",
+    token_error="wrong tokens",
     tvd="total variation distance (TVD)",
     auc="area under the ROC curve (AUC)",
     iid="as in training (iid)",
@@ -136,9 +141,15 @@ def names_in(by_splits, metric):
         for split, by_metric in by_split.items():
             splits[split] = spelled(split)
             metrics |= by_metric
+    splits = {split: splits[split] for split in dense_last(splits)}
     if metric and metric not in metrics:
         fail(f"there is no {metric}: {nearest(metric, metrics)}")
     return splits, metric or next(iter(metrics))
+
+
+def dense_last(splits):
+    """Splits in one order for all figures: as in training, sparse, dense."""
+    return sorted(splits, key=lambda split: split == "dense")
 
 
 def spelled(name):
@@ -154,16 +165,16 @@ MOST_LINES = 10  # beyond, they cannot be told apart
 COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
               relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
-              sinusoidal="deeppink", label="darkgreen", peri="gold", stick="teal",
+              sinusoidal="deeppink", label="darkgreen", peri="goldenrod", stick="teal",
               path="chocolate", path_fox="peru", ssmax="limegreen", rope_nope="royalblue",
               rope_window="deepskyblue")
 OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki", "steelblue")
 
 
-def panels(columns, width, height, rows=1, sharey="row"):
+def panels(columns, width, height, rows=1, sharey="row", sharex=False):
     """-> (figure, axes (rows, columns)); a row shares its y axis."""
     fig = Figure(figsize=(width * columns + 1, height * rows), layout="constrained")
-    return fig, fig.subplots(rows, columns, sharey=sharey, squeeze=False)
+    return fig, fig.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
 
 
 def color_of(label):
@@ -213,16 +224,19 @@ def training_length(ax, groups):
         ax.axvline(length, color="gray", lw=1, ls=":", zorder=0, label="training length")
 
 
-def legend(axes):
-    """One legend for a row of panels, right of them, of everything that they show."""
+def legend(axes, below=0):
+    """One legend of everything that these panels show, right of them, or in columns below."""
     handles = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels()):
             handles.setdefault(label, handle)
     last = ["a run", "range over runs", "95 % interval", "training length"]
     names = sorted(handles, key=lambda name: name in last)
-    axes[-1].legend([handles[name] for name in names], names, loc="center left",
-                    bbox_to_anchor=(1.01, 0.5))
+    handles = [handles[name] for name in names]
+    if below:
+        axes[0].figure.legend(handles, names, loc="outside lower center", ncols=below)
+    else:
+        axes[-1].legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False, order=""):
@@ -233,7 +247,7 @@ def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False, orde
     """
     labels = list(next(iter(parts.values())))
     chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
-    fig, axes = panels(len(parts), 4, 3.8, len(chunks), sharey)
+    fig, axes = panels(len(parts), min(4, 9.6 / len(parts)), 3.6, len(chunks), sharey)
     for row, chunk in zip(axes, chunks):
         for ax, (title, lines) in zip(row, parts.items()):
             draw(ax, {label: lines[label] for label in chunk}, looks(chunk), dots)
@@ -275,14 +289,14 @@ def lengths(args):
             return np.mean([row["perplexity"].get(longest) or math.inf for row in groups[label]])
         groups = {label: groups[label] for label in sorted(groups, key=last)}
     groups |= committed(about, every)
-    titles = dict(perplexity="by window length", strided="with half a window to look back on",
+    titles = dict(perplexity="by window length", strided="strided by half a window",
                   by_position=f"by position in windows of {int(longest):,}")
     if not any("strided" in row for row in every):
         del titles["strided"]
     if len({row["config"].get("tokenizer") for row in every}) > 1:
         titles = dict(bits_per_byte="by window length")
     parts = by_panel(groups, titles, text_points)
-    order = f", by their perplexity in windows of {int(longest):,} tokens"
+    order = f", lowest at {int(longest):,} first"
     fig, axes = figure(parts, "tokens", groups=groups, sharey=False, order=order)
     for first, *others in axes:
         for ax in others[:-1]:
@@ -309,7 +323,7 @@ def perplexity_axis(ax):
 def plain_logarithms(axis, steps):
     """Ticks at these multiples of powers of ten, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter("{x:,g}")
+    axis.set_major_formatter(lambda x, _: f"{x:,.9f}".rstrip("0").rstrip("."))
     axis.set_minor_locator(NullLocator())
 
 
@@ -349,7 +363,7 @@ def curves(args):
     """Training and validation loss by step."""
     _, groups = load(args, "loss")
     titles = dict(loss="training loss (nats)", val_loss="validation loss (nats)")
-    fig, _ = figure(by_panel(groups, titles, thinned), "step")
+    fig, _ = figure(by_panel(groups, titles, thinned), "training step")
     save(fig, args)
 
 
@@ -396,7 +410,7 @@ def errors(args):
         history = [(step, scores.get(split, {})) for step, scores in row["history"]]
         return {step: percent(scores[metric]) for step, scores in history if metric in scores}
     parts = by_panel(groups, titles, points)
-    fig, _ = figure(parts, "step", f"{spelled(metric)} (%)", dots=True)
+    fig, _ = figure(parts, "training step", f"{spelled(metric)} (%)", dots=True)
     save(fig, args, ".steps.png")
 
 
@@ -407,7 +421,7 @@ def percent(value):
 def dots(parts, words):
     """{split: {label: [{length: score}, a run each]}} -> a row of dots for each label."""
     labels = list(next(iter(parts.values())))
-    fig, axes = panels(len(parts), 3.4, 0.26 * len(labels) + 1.4)
+    fig, axes = panels(len(parts), 2.7, 0.26 * len(labels) + 1.6, sharex=True)
     for ax, (split, runs) in zip(axes[0], parts.items()):
         for n, label in enumerate(labels):
             for seed, run in enumerate(runs[label]):
@@ -416,10 +430,10 @@ def dots(parts, words):
                     value, *ends = [percent(score[key]) for key in ("value", "low", "high")]
                     ax.plot(ends, [y, y], color="gray", lw=1.2, label="95 % interval")
                     ax.plot(value, y, "o", color="black", ms=4, clip_on=False, label="a run")
-        ax.set(title=split, xlabel=words, xlim=(0, None))
+        ax.set(title=split, xlabel=words, ylim=(len(labels) - 0.5, -0.5))
         ax.set_yticks(range(len(labels)), labels)
-    axes[0, 0].invert_yaxis()
-    legend(axes[0])
+    axes[0, 0].set_xlim(0, None)
+    legend(axes[0], below=2)
     return fig
 
 
