@@ -5,13 +5,13 @@ paper in the MOSS workshop; the journal version, TMLR 2025, is arXiv 2503.23174)
 
     s_ij = q_i . k_j / sqrt(d)
     M_ij = 1 if s_ij > 0 else 0            who passes the paper's ReLU             (Eq. 3, 4)
-    C_ij = M_ij + ... + M_ii               survivors from j to i, the nearest is 1 (Eq. 6)
+    C_ij = M_ij + ... + M_ii               kept keys from j to i, the nearest is 1 (Eq. 6)
     delta_i = sigmoid(x_i W_f + b_f)       each step multiplies a weight by it     (Eq. 8)
     logit_ij = s_ij + C_ij log delta_i     where M = 1, others are removed         (Eq. 9-12)
 
 With every score positive C = i - j + 1, and this is ALiBi with a slope per query.
 What differs from the paper, and why:
-- a row with no survivor outputs 0, as in the authors' notebook. The paper's -1e11 would give such
+- a row with no kept key outputs 0, as in the authors' notebook. The paper's -1e11 would give such
   a row equal weights on every key, those of the future included: a leak
 - norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook
   has both (what they do: `python reproduce.py tra_norm`)
@@ -61,7 +61,7 @@ def literal(q, k, v, log_decay):
     step = ((qk > 0) & seen).to(log_decay.dtype)                            # M
     distance = step.flip(-1).cumsum(-1).flip(-1)                            # C, summed from j to i
     bias = (distance * log_decay[..., None]).masked_fill(step == 0, float("-inf"))
-    some = distance[..., :1] > 0                                            # survivors, or none
+    some = distance[..., :1] > 0                                            # kept keys, or none
     attention = (qk + bias).masked_fill(~some, 0).softmax(-1) * some        # else 0 / 0
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
@@ -78,12 +78,12 @@ def tra_attention(q, k, v, log_decay):
     seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
     s = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(log_decay.dtype)
     M = ((s > 0) & seen).to(s.dtype)
-    C = M.cumsum(-1)                                                        # survivors, 0 to j
+    C = M.cumsum(-1)                                                        # kept keys, 0 to j
     C = C[..., -1:] - C + M                                                 # j to i; exact to 2^24
     a = torch.addcmul(s, C, log_decay[..., None])
     # not torch.where: a CPU would branch at every key; not inf: inf times 0 is NaN
     a = torch.add(a, M - 1, alpha=1e30).softmax(-1)
-    some = (C[..., :1] > 0).to(v.dtype)                                     # survivors, or none
+    some = (C[..., :1] > 0).to(v.dtype)                                     # kept keys, or none
     return some * (a.to(v.dtype) @ v)
 
 

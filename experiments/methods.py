@@ -18,7 +18,7 @@ FLAT, BREAKS = 1.02, 1.5  # the ratio of flatness() up to which a method is flat
 class Method(NamedTuple):
     """A row: where its numbers are (nothing was measured where a name is empty), and words."""
     name: str      # its row of lm
-    bench: str     # its name in bench.cpu.json
+    bench: str     # its name in bench.cpu.json, or in bench.repairs.json
     books: str     # its row of lm_books_14M.json
     recall: str    # "entry: row"
     flipflop: str  # "entry: row"
@@ -29,13 +29,13 @@ class Method(NamedTuple):
 
 METHODS = [
     Method("cable", "cable", "cable", "recall_no_qk_norm: cable", "tra_norm: cable pre",
-           "a kernel on a GPU", "you train anew: lowest on text here", "you cannot"),
+           "a kernel on a GPU", "you train anew: lowest on text here", "you cannot train anew"),
     Method("alibi", "alibi", "alibi", "recall_no_qk_norm: alibi", "matrix: alibi",
            "a fixed bias", "you train anew, nothing to tune", "state has to be kept"),
     Method("kerple", "kerple", "", "recall_no_qk_norm: kerple", "matrix: kerple",
            "a learned bias", "you want ALiBi's bias learned", "one seed of three must not fail"),
     Method("fox", "fox", "", "recall_no_qk_norm: fox", "tra_norm: fox pre",
-           "a kernel on a GPU", "only its paper speaks for it", "pairs have to be recalled"),
+           "a kernel on a GPU", "you follow its paper", "pairs have to be recalled"),
     Method("stick", "stick", "", "recall_no_qk_norm: stick", "matrix: stick",
            "a kernel that is not here", "state is overwritten", "pairs have to be recalled"),
     Method("path", "path", "", "recall_no_qk_norm: path", "matrix: path",
@@ -45,22 +45,22 @@ METHODS = [
     Method("tra", "tra", "tra (2,029 steps)", "", "tra_norm: tra post qk-norm",
            "a kernel on a GPU", "you repeat its paper", "training is short: some seeds fail"),
     Method("tra pre", "", "", "recall: tra", "tra_norm: tra pre qk-norm",
-           "a kernel on a GPU", "state is overwritten, pairs recalled", "it is text"),
+           "a kernel on a GPU", "state is overwritten, pairs recalled", "the task is text"),
     Method("nope", "nope", "", "recall_no_qk_norm: nope", "matrix: nope",
-           "nothing", "the task is recall alone", "it is text"),
+           "nothing", "the task is recall alone", "the task is text"),
     Method("rope", "rope", "rope", "recall_no_qk_norm: rope", "tra_norm: rope pre",
-           "nothing", "nothing is longer than in training", "anything is"),
-    Method("rope, window", "", "rope, window", "recall_no_qk_norm: rope, window",
+           "nothing", "nothing is longer than in training", "a text is longer"),
+    Method("rope, window", "rope, window", "rope, window", "recall_no_qk_norm: rope, window",
            "matrix: rope, window", "a trained RoPE", "it has to stay fluent", "it has to recall"),
-    Method("rope, rerope", "", "", "recall_no_qk_norm: rope, rerope", "",
+    Method("rope, rerope", "rope, rerope", "", "recall_no_qk_norm: rope, rerope", "",
            "a trained RoPE", "it has to recall", "time counts: a token takes 5 x RoPE's"),
-    Method("rope, selfextend", "", "", "recall_no_qk_norm: rope, selfextend", "",
+    Method("rope, selfextend", "rope, selfextend", "", "recall_no_qk_norm: rope, selfextend", "",
            "a trained RoPE", "it has to recall", "text is far longer: ReRoPE rises less"),
-    Method("rope, yarn", "", "rope, yarn", "recall_no_qk_norm: rope, yarn", "matrix: rope, yarn",
-           "a trained RoPE", "you train on with it", "you do not"),
-    Method("rope_nope", "", "", "recall_no_qk_norm: rope_nope x4", "",
+    Method("rope, yarn", "rope, yarn", "rope, yarn", "recall_no_qk_norm: rope, yarn",
+           "matrix: rope, yarn", "a trained RoPE", "you train on with it", "it is not trained further"),
+    Method("rope_nope", "rope_nope", "", "recall_no_qk_norm: rope_nope", "",
            "layers of two kinds", "you want a quarter of the cache",
-           "training is short: recall took 4 x the steps"),
+           "training is short: recall takes 4 x the steps"),
 ]
 HEADS = ["method", "norms", "evidence", "parameters", "training speed", "time a token",
          "text, 0.8M", "text, 14M", "recall", "flip-flop", "needs", "pick it when", "avoid it when"]
@@ -68,6 +68,8 @@ HEADS = ["method", "norms", "evidence", "parameters", "training speed", "time a 
 
 def methods_table():
     bench = read_json(ROOT / "results" / "bench.cpu.json")
+    repairs = read_json(ROOT / "results" / "bench.repairs.json")
+    bench["decode"] = repairs["decode"] | bench["decode"]
     books = read_json(ROOT / "results" / "lm_books_14M.json")["runs"]
     return markdown(HEADS, [cells_of(m, bench, books) for m in METHODS])
 
@@ -75,8 +77,9 @@ def methods_table():
 def cells_of(m, bench, books):
     text, norms = runs_of(f"lm: {m.name}")
     speed, time = "", ""
-    if m.bench:
+    if m.bench in bench["train"]:
         speed = f"{bench['train'][m.bench]['of_nope']:.2f}"
+    if m.bench:
         time = f"{bench['decode'][m.bench]['times_nope']:.2f}"
     of_books = [run for run in books if run["label"] == m.books]
     evidence = ("●" if len(text) >= 3 else "○") + ("●" if of_books else "○")
