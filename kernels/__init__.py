@@ -8,7 +8,8 @@ CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The
 stays the truth: tests compare each way with it, and a way runs for the source that was tested, in
 whatever file it stands. A copy with other comments keeps its speed. One with another formula runs
 as it is written, and one line says so. After an edit of the original, mend its ways, run the tests
-and record the new source: python -m kernels.
+and record the new source: python -m kernels. A new way needs its name in ON_CPU or ON_GPU and its
+plain function in SOURCES, and the model has to call attend.
 
 Beyond 1,024 tokens, TRA on a GPU at any length, keys that have decayed may be left out, for a block
 of rows at a time: there a later token may move an earlier output by 1e-7. torch.func and second
