@@ -33,7 +33,7 @@ METHODS = [
     Method("alibi", "alibi", "alibi", "recall_no_qk_norm: alibi", "matrix: alibi",
            "a fixed bias", "you train anew, nothing to tune", "state has to be kept"),
     Method("kerple", "kerple", "", "recall_no_qk_norm: kerple", "matrix: kerple",
-           "a learned bias", "you want ALiBi's bias learned", "its learning rate cannot be searched"),
+           "a learned bias", "you want ALiBi's bias learned", "rates cannot be searched"),
     Method("fox", "fox", "", "recall_no_qk_norm: fox", "tra_norm: fox pre",
            "a kernel on a GPU", "you follow its paper", "pairs have to be recalled"),
     Method("stick", "stick", "", "recall_no_qk_norm: stick", "matrix: stick",
