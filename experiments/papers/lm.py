@@ -22,7 +22,8 @@ OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "peri": "--norm peri --pe rope", "rope_nope, no window": "--window 0"}
 NAMES = {"tra pre": "tra", "peri": "perinorm",  # of rows that are not their model's
          "rope_nope, no window": "rope_nope"}
-THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "fox", "cope", "tra")
+THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
+               "cope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
 
 TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
@@ -90,11 +91,11 @@ ENTRIES = {
                  | {f"tra, norms of the others, {rate}": Row(
                      flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
     "lm_sotu": dict(
-        title="English: CABLE, RoPE and ALiBi on State of the Union addresses, bytes, as in lm",
+        title="English: six methods on State of the Union addresses, bytes, as in lm",
         cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,
-                 rows={"cable": Row(flags("cable", "4e-3"), 3),
-                       "rope": Row(flags("rope", "4e-3"), 3),
-                       "alibi": Row(flags("alibi", "4e-3"))} | repaired(3, "window", "yarn"))),
+                 rows={row: Row(words.train, 3) for row, words in every().items()
+                       if row in ("cable", "rope", "alibi", "fox", "tra pre")}
+                 | repaired(3, "window", "yarn"))),
     "lm_english": dict(
         title="English, 14M parameters: perplexity far beyond the training length, on a text of "
               "yours; here on the books of books.txt",

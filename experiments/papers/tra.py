@@ -49,12 +49,12 @@ ENTRIES = {
               "no paper has this table",
         columns=COLUMNS, group="tra",
         cpu=SMALL | dict(rows={
-            "threshold and its count (tra)": Row(f"--model tra {POST}", 3),
-            "threshold, plain distance": Row(f"--model tra_plain {POST}", 3),
-            "its count, no key dropped": Row(f"--model tra_kept {POST}", 3),
-            "threshold, no decay": Row(f"--model tra_no_decay {POST}", 3),
-            "plain distance, no key dropped": Row(f"--model tra_decay {POST}", 3),
+            "threshold and its count (tra)": Row(f"--model tra {POST}", 10),
+            "threshold, plain distance": Row(f"--model tra_plain {POST}", 10),
+            "its count, no key dropped": Row(f"--model tra_kept {POST}", 10),
+            "threshold, no decay": Row(f"--model tra_no_decay {POST}", 10),
+            "plain distance, no key dropped": Row(f"--model tra_decay {POST}", 10),
             # the paper's smallest models, its Appendix A
-            "tra, 2 layers, 1 head": Row(f"--model tra {POST} --n_layer 2 --n_head 1", 3),
-            "fox, 2 layers, 1 head": Row(f"--model fox {POST} --n_layer 2 --n_head 1", 3)})),
+            "tra, 2 layers, 1 head": Row(f"--model tra {POST} --n_layer 2 --n_head 1", 10),
+            "fox, 2 layers, 1 head": Row(f"--model fox {POST} --n_layer 2 --n_head 1", 10)})),
 }
