@@ -353,7 +353,7 @@ def by_hand(model, n, x):
         rest = [model.pe[n % len(model.pe)].bias]
     if module is rope:
         at = torch.arange(k.size(2))
-        near = 0 if attn.nope else config.window
+        near = 0 if attn.nope else model.window
         rest = [at, rope.Turn("", q.size(-1), config.block_size, len(at), near, attn.nope)]
     if (module is rope and not attn.nope) or getattr(config, "pe", "") == "rope":
         q, k = turned(q, positions), turned(k, positions)

@@ -53,12 +53,12 @@ class GPTConfig:
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     nope_every: int = 0     # the last of so many layers has no positions; 0: none has
-    window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all
+    window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all, -1: L // 4
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
-VARIANTS = dict(rope=dict(), rope_window=dict(window=64),
-                rope_nope=dict(nope_every=4, window=64))
+VARIANTS = dict(rope=dict(), rope_window=dict(window=-1),
+                rope_nope=dict(nope_every=4, window=-1))
 AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
 REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
 SINKS = 4
@@ -259,11 +259,12 @@ class GPT(nn.Module):
         if not 0 <= config.nope_every <= config.n_layer:
             raise ValueError(f"nope_every={config.nope_every} of n_layer={config.n_layer}: there "
                              "is no layer without positions")
-        if not 0 <= config.window <= config.block_size:
+        if not -1 <= config.window <= config.block_size:
             raise ValueError(f"window={config.window} is not within block_size="
                              f"{config.block_size}; 0 is no window")
+        self.window = config.block_size // 4 if config.window == -1 else config.window
         log_n = config.repair == "log_n" and config.nope_every
-        if config.window and config.repair and not log_n:
+        if self.window and config.repair and not log_n:
             raise ValueError(f"repair={config.repair}: layers with a window see no new distance; "
                              "log_n is for layers without positions")
         self.config = config
@@ -285,7 +286,7 @@ class GPT(nn.Module):
 
     def kind(self, nope, at, size, cache):
         """What all layers of a kind, with RoPE or without positions (nope), have in common."""
-        config, window = self.config, 0 if nope else self.config.window
+        config, window = self.config, 0 if nope else self.window
         repair, d = config.repair, config.n_embd // config.n_head
         if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind

@@ -31,7 +31,7 @@ from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses
     ("--model diff --n_embd 16 --n_head 8", "head size 2 is not divisible by 4"),
     ("--model rope_nope --n_layer 3", "nope_every=4 of n_layer=3: there is no layer"),
     ("--model rope_nope --window 300", "window=300 is not within block_size=256"),
-    ("--model rope_window --window -1", "window=-1 is not within block_size=256"),
+    ("--model rope_window --window -2", "window=-2 is not within block_size=256"),
     ("--init_from rope", "fit model_cable.py: the shape of wte.weight is (5, 16) there, (257"),
     ("--model nope --n_layer 1 --n_head 2 --n_embd 16 --init_from cable",
      "the shape of h.0.attn.w_c.weight is (2, 16) there, none here"),

@@ -104,8 +104,7 @@ ENTRIES = {
                        "--warmup_iters 200 --eval_interval 800", eval=FARTHER,
                  rows=COMPARED | rows(2, "tra", "fox", "cope") | {
                      "tra pre": Row("--model tra --norm pre --qk_norm", 2),
-                     # a quarter of the training length, as in lm
-                     "rope_nope": Row("--model rope_nope --nope_every 3 --window 128", 2)})),
+                     "rope_nope": Row("--model rope_nope --nope_every 3", 2)})),
     "lm_english_tiny": dict(
         title="English, 45M parameters: as lm_english, in gpt2's tokens, 98 million of them",
         gpu=dict(train=f"{ENGLISH} --size tiny --batch_size 64 --gradient_accumulation_steps 2 "

@@ -40,6 +40,8 @@ COLUMNS = {
 ROWS = rows(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
             "fox", "diff", "stick", "path", "path_fox", "ssmax")
 ROWS |= {"peri": Row("--model perinorm --norm peri --pe rope")} | repaired(1, "window", "yarn")
+# every task but text has two layers
+ROWS |= {"rope_nope": Row("--model rope_nope --nope_every 2")}
 
 
 def task(name, train, evaluate, steps):
