@@ -72,9 +72,13 @@ SCALED = {f"{name}, scaled": Row(f"--model {name}_qk_scale", 3)
 MIXED = {"rope_nope": Row("--model rope_nope --nope_every 2 --window 16", 3),
          "rope_nope, no window": Row("--model rope_nope --nope_every 2 --window 0", 3),
          "rope_window": Row("--model rope_window --window 16", 3)}
-LONG = {"rope_nope x4": Row("--model rope_nope --nope_every 2 --window 16 --max_iters 2000 "
-                            "--eval_interval 400", 3)}
-LONGER = "--sequences 1000 --lengths 64 128 256 512 1024"
+FAR = "--sequences 1000 --lengths 64 128 256 512 1024"
+
+
+def four_times(steps):
+    more = f"--max_iters {4 * steps} --eval_interval {4 * steps // 5}"
+    return {"rope_nope x4": Row(f"{MIXED['rope_nope'].train} {more}", 3)}
+
 
 ENTRIES = {
     "matrix": dict(
@@ -84,18 +88,18 @@ ENTRIES = {
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")],
-        cpu=task("recall", QK, LONGER, 500) | dict(rows=RECALL | MIXED | RATES | SCALED)),
+        cpu=task("recall", QK, FAR, 500) | dict(rows=RECALL | MIXED | RATES | SCALED)),
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
-        cpu=task("recall", PLAIN, LONGER, 500) | dict(
-            rows=RECALL | MIXED | LONG | RATES | repaired(3, *REPAIRS))),
+        cpu=task("recall", PLAIN, FAR, 500) | dict(
+            rows=RECALL | MIXED | four_times(500) | RATES | repaired(3, *REPAIRS))),
     "flipflop_rope": dict(
         title="Flip-flop by RoPE: as it is, repaired at test time, mixed with a layer without "
               "positions. Exact match (%), trained on 64 tokens",
         columns=[(split, split, "exact_match") for split in ("iid", "dense", "sparse")],
         cpu=TASKS["flipflop"] | dict(
             train=TASKS["flipflop"]["train"].replace(QK, PLAIN),
-            rows=rows(3, "rope") | MIXED | repaired(3, *REPAIRS))),
+            rows=rows(3, "rope") | MIXED | four_times(1000) | repaired(3, *REPAIRS))),
 }
