@@ -7,7 +7,7 @@ import torch
 from common import names
 from common.files import in_one_line
 from common.log import open_log
-from tests.helpers import ROOT, TINY_FLAGS, TINY_RUN, command, complaint, losses, write_task
+from tests.helpers import TINY_FLAGS, TINY_RUN, command, complaint, losses
 
 
 @pytest.mark.parametrize("flags, says", [
@@ -81,14 +81,6 @@ def test_a_folder_that_holds_a_run_is_refused(home):
     said = complaint(home, "train.py", *flags)
     assert "holds a run: continue it with --resume run, or name another --out_dir" in said
     assert {path.name: path.read_bytes() for path in (home / "run").iterdir()} == before
-
-
-def test_a_task_file_that_is_gone_is_named(home, tasks):
-    write_task(tasks, "parity", (ROOT / "data" / "flipflop.py").read_text())
-    words = [word if word != "flipflop" else "parity" for word in TINY_RUN]
-    command(home, "train.py", *words, "--out_dir", "run")
-    (tasks / "parity.py").unlink()
-    assert "nor has data/parity.py a class Task" in complaint(home, "eval.py", "run")
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused(home):
