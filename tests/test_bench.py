@@ -1,6 +1,5 @@
 """kernels/bench.py: speed and memory."""
 import json
-import types
 
 import pytest
 from torch.nn.attention.flex_attention import flex_attention
@@ -32,11 +31,6 @@ def test_bench_measures_training_and_decoding(home, monkeypatch):
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
     assert result["command"].startswith("python -m kernels.bench train decode")
-    every = bench.compared(types.SimpleNamespace(models=None, size="nano"))
-    assert {"nope", "diff", "cope_val", "perinorm", "label"} <= {*every}
-    assert "cope_mlp" not in every
-    seven = bench.compared(types.SimpleNamespace(models=None, size="small"))
-    assert " ".join(seven) == "nope rope alibi cable fox tra cope"
 
 
 @pytest.mark.slow
