@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+import tiktoken
 
 import data
 import data.text
@@ -77,9 +78,28 @@ def fork(copy):
 
 
 @pytest.fixture
-def library(tmp_path, monkeypatch):
+def prepared(tmp_path, monkeypatch):
+    """A folder, in which prepared text is kept, too."""
     monkeypatch.setattr(data.text, "PREPARED", tmp_path / "prepared")
-    return write_package(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """A tokenizer that stands for gpt2: it splits text as gpt2 does, and knows three words."""
+    ranks = {bytes([i]): i for i in range(256)} | {b"th": 256, b"the": 257, b" the": 258}
+    from tiktoken_ext.openai_public import r50k_pat_str
+    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 259})
+    get = data.text.get_encoding
+    monkeypatch.setattr(data.text, "get_encoding",
+                        lambda name: encoding if name == "gpt2" else get(name))
+    return encoding
+
+
+@pytest.fixture
+def library(prepared):
+    return write_package(prepared)
 
 
 @pytest.fixture

@@ -144,11 +144,6 @@ def with_gradients(model, idx):
 SMALL = dict(n_layer=1, n_head=1, n_embd=16)  # the interpreter is slow
 
 
-def python(code, folder):
-    """What code prints, run in a process of its own in a folder."""
-    return process(folder, "-c", code)[0]
-
-
 FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
@@ -321,13 +316,9 @@ def write_notes(folder):
     return folder
 
 
-def log_of(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 def losses(folder):
     """-> {iter: training loss}, {iter: validation loss}"""
-    log = log_of(folder)
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return ({r["iter"]: r["loss"] for r in log if "loss" in r},
             {r["iter"]: r["val_loss"] for r in log if "val_loss" in r})
 
@@ -363,12 +354,6 @@ def drawn(monkeypatch):
     patch_everywhere(monkeypatch, "write_figure", files.write_figure,
                      lambda fig, *out: figures.append(fig))
     return figures
-
-
-def labels_of(fig):
-    """What the legend of a figure says."""
-    legends = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
-    return [text.get_text() for legend in legends for text in legend.get_texts()]
 
 
 class Inline(Executor):

@@ -1,18 +1,13 @@
 """kernels/bench.py: speed and memory."""
 import json
-import pickle
-import types
 
 import pytest
-import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import data.text
 import kernels
-import model_baseline
-from common.names import is_encoder, make_model, models
+from common.names import make_model, models
 from common.spy import attention_module, plain_function
-from encoders import bert
 from kernels import bench
 from tests.examples import example, in_float32
 from tests.helpers import close, command, complaint
@@ -36,22 +31,6 @@ def test_bench_measures_training_and_decoding(home, monkeypatch):
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
     assert result["command"].startswith("python -m kernels.bench train decode")
-    every = bench.compared(types.SimpleNamespace(models=None, size="nano"))
-    assert {"nope", "diff", "cope_val", "perinorm", "label"} <= {*every}
-    assert "cope_mlp" not in every
-    seven = bench.compared(types.SimpleNamespace(models=None, size="small"))
-    assert " ".join(seven) == "nope rope alibi cable fox tra cope"
-
-
-def test_models_are_compiled_in_processes_of_their_own(monkeypatch):
-    """What such a process is sent it can read, and one step of training is run."""
-    tiny = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2)
-    monkeypatch.setitem(data.text.Task.defaults, "nano", tiny)
-    args, stepped = bench.parse(["train", "--device", "cpu"]), []
-    args.device, args.vocab_size = torch.device("cpu"), 257
-    monkeypatch.setattr(torch.optim.AdamW, "step", stepped.append)
-    bench.compile_first(pickle.loads(pickle.dumps(args)), "cable")
-    assert len(stepped) == 1
 
 
 @pytest.mark.slow
@@ -93,13 +72,3 @@ def test_flex_attention_is_the_plain_function(case):
     args = in_float32(args)
     way = bench.flex(plain.__name__, 37, "cpu", flex_attention)
     close(way(*args), plain(*args), 1e-5)
-
-
-def test_an_encoders_attention_is_measured_by_one_that_sees_both_ways():
-    q, k, v = torch.randn(3, 1, 2, 8, 4)
-    args = types.SimpleNamespace(ways=("plain",), device=torch.device("cpu"))
-    for name, literal in (("bert_nope", bert.literal), ("nope", model_baseline.literal)):
-        model = make_model(dict(model=name, n_layer=1) | models()[name][1])
-        functions = bench.ways(args, name, model, [(q, k, v)])
-        close(functions["sdpa"](q, k, v), literal(q, k, v)[0], 1e-6)
-        assert is_encoder(model) == (name == "bert_nope") and list(functions) == ["sdpa", name]

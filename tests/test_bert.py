@@ -118,9 +118,6 @@ def test_masked_tokens_are_scored_alone():
     assert model(idx, torch.full((2, 9), -1))[1] == 0
 
 
-# -----------------------------------------------------------------------------
-# the task
-
 def test_the_share_of_masked_tokens(library):
     """15 % of the tokens, at every position alike; of them 80 % masked, 10 % another, 10 % kept."""
     task = encoders.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)

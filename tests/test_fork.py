@@ -102,9 +102,6 @@ def test_what_a_hash_would_not_see_runs_as_written_interpreted_too(how, why, cop
     assert capsys.readouterr().err == line(why, "fox")
 
 
-# -----------------------------------------------------------------------------
-# names
-
 def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     shutil.copy(ROOT / "model_cable.py", copy / "model_mine.py")
     assert names.models()["t5"][0] is classics and "cable" not in names.models()

@@ -105,4 +105,5 @@ def test_a_sequence_of_one_token_and_the_loss(name):
     kept = targets != -1
     close(loss, F.cross_entropy(logits[kept], targets[kept]), 1e-5)
     loss.backward()
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert name == "tra_no_decay" or all(p.grad.any() for p in model.parameters())

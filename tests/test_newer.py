@@ -1,4 +1,4 @@
-"""Stick-breaking, PaTH and scalable softmax: whole models by hand, PaTH's forms, hard inputs."""
+"""Stick-breaking, PaTH and scalable softmax: PaTH's forms, hard inputs."""
 import math
 
 import pytest
@@ -7,68 +7,23 @@ from torch.nn import functional as F
 
 import kernels
 from common import names
-from common.spy import attention_module, plain_function
+from common.spy import plain_function
 from rivals import path, ssmax, stick
 from rivals.path import path_attention
-from tests.examples import example, path_formula, ssmax_formula, stick_formula
-from tests.helpers import N, close, make, mlp_by_hand, random_qkv
-
-
-def attention_by_hand(attn, c, x):
-    """One layer's attention in float64, from its weights and its method's formula (B, T, C)."""
-    B, T, C = x.shape
-
-    def split(y):  # -> (B, H, T, d)
-        return y.view(B, T, c.n_head, -1).transpose(1, 2)
-
-    def per_head(linear):  # -> (B, H, T)
-        return (x @ linear.weight.T + linear.bias).transpose(1, 2)
-    q, k, v = (split(x @ weight.T) for weight in attn.c_attn.weight.chunk(3))
-    if c.qk_norm:
-        q, k = (z / z.square().mean(-1, keepdim=True).sqrt() for z in (q, k))
-    if attention_module(attn) is stick:
-        y = stick_formula(q, k, v)
-    elif attention_module(attn) is ssmax:
-        y = ssmax_formula(q, k, v, attn.s)
-    else:
-        w, u = torch.zeros_like(x), x @ attn.w_down.weight.T @ attn.w_up.weight.T
-        for n in range(c.conv):
-            w[:, n:] += attn.w_conv.weight[:, 0, c.conv - 1 - n] * u[:, :T - n]
-        gates = F.logsigmoid(per_head(attn.w_f)).cumsum(-1) if c.forget else None
-        beta = 2 * per_head(attn.w_b).sigmoid()
-        y = path_formula(q, k, v, F.normalize(split(w), dim=-1), beta, gates)
-    return y.transpose(1, 2).reshape(B, T, C) @ attn.c_proj.weight.T
-
-
-def model_by_hand(model, idx):
-    """Logits in float64; the norms as test_all.py has them."""
-    post = model.config.norm == "post"
-    x = model.wte.weight[idx]
-    for block in model.h:
-        x = N(x, block.ln_1, 1e-6) if post else x
-        x = x + attention_by_hand(block.attn, model.config, x if post else N(x, block.ln_1, 1e-6))
-        x = N(x, block.ln_2, 1e-6) if post else x
-        x = x + mlp_by_hand(x if post else N(x, block.ln_2, 1e-6), block.mlp)
-    return N(x, model.ln_f, 1e-6) @ model.wte.weight.T
+from tests.examples import example, path_formula
+from tests.helpers import close, make, random_qkv
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("stick", {}), ("stick", dict(qk_norm=True, norm="post")), ("path", {}),
-    ("path", dict(qk_norm=True, norm="post", rank=5, conv=1)), ("path", dict(conv=2)),
-    ("path_fox", {}), ("ssmax", {}), ("ssmax", dict(qk_norm=True, norm="post")), ("ssmax_ln", {})])
-def test_a_whole_model_is_its_formula_and_so_is_the_cache(name, changes, monkeypatch):
-    """In uneven pieces, which PaTH's chunks cross; and nearly so in float32."""
-    model, idx = make(name, **changes), torch.randint(0, 61, (1, 25))
-    monkeypatch.setattr(path, "CHUNK", 8)
+    ("path", {}), ("path", dict(conv=1)), ("path", dict(conv=2)), ("path_fox", {})])
+def test_the_chunks_of_path_over_a_cache(name, changes, monkeypatch):
+    """In uneven pieces, which chunks cross."""
+    model, idx = make(name, **changes).double(), torch.randint(0, 61, (1, 25))
     with torch.no_grad():
-        rough = model(idx)[0]
-        model.double()
-        want = model_by_hand(model, idx)
-        close(model(idx)[0], want, 2e-6)
-        close(rough, want, 1e-5 * want.abs().max().item())
-        cache = names.new_cache(model, 8)
+        want, cache = model(idx)[0], names.new_cache(model, 8)
+        monkeypatch.setattr(path, "CHUNK", 8)
         pieces = [model(part, cache=cache)[0] for part in idx.split([5, 1, 1, 12, 3, 3], 1)]
-        close(torch.cat(pieces, 1), want, 2e-6)
+    close(torch.cat(pieces, 1), want, 2e-6)
 
 
 def test_the_forms_of_path(monkeypatch):

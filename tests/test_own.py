@@ -10,11 +10,9 @@ from common.settings import new_settings
 from common.spy import attention_module, plain_function, spy
 from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
 
-# -----------------------------------------------------------------------------
-# a model
 
-def guides_own_row():
-    """model_cable.py after the diff of GUIDE.md."""
+def test_the_guides_own_row_is_a_model(copy):
+    """model_cable.py after GUIDE.md's diff: steps are sigmoids, what runs is its literal form."""
     source = (ROOT / "model_cable.py").read_text(encoding="utf-8")
     guide = (ROOT / "GUIDE.md").read_text(encoding="utf-8")
     block, = re.findall(r"^```diff\n(.*?)^```", guide, re.S | re.M)
@@ -22,12 +20,7 @@ def guides_own_row():
         old, new = (re.sub(r"^[-+]", "", part, flags=re.M) for part in (old, new))
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    return source
-
-
-def test_the_guides_own_row_is_a_model(copy):
-    """Its steps are sigmoids, and what runs is its literal form."""
-    (copy / "model_mine.py").write_text(guides_own_row(), encoding="utf-8")
+    (copy / "model_mine.py").write_text(source, encoding="utf-8")
     model = names.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
     step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
     close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
@@ -35,29 +28,6 @@ def test_the_guides_own_row_is_a_model(copy):
     with spy(model) as calls:
         model(torch.arange(9)[None])
     close(plain_function(module)(*calls[0]), module.literal(*calls[0])[0], 1e-5)
-
-
-# -----------------------------------------------------------------------------
-# a task
-
-PARITY = '''
-import numpy as np
-import torch
-
-import data
-
-
-class Task(data.Task):
-    """Parity: is the number of ones so far odd?"""
-    vocab_size = 2
-    splits = "train", "iid", "ones"
-
-    def batch(self, split, batch_size, rng):
-        share = 0.9 if split == "ones" else 0.5
-        x = (rng.random((batch_size, self.block_size)) < share).astype(np.int64)
-        return x, x.cumsum(1) % 2
-'''
-FLAGS = "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
 
 
 def readmes_task():
@@ -91,14 +61,15 @@ def test_the_readmes_task_in_every_command(tasks, home):
 @pytest.mark.parametrize("old, new, says", [
     ("class Task(data.Task)", "class Task", "no class Task that inherits from data.Task"),
     ("class Task", "class Parity", "nor has data/bad.py a class Task"),
-    ("vocab_size = 2", "vocab_size, defaults = 2, {'nano': dict(n_layers=1)}",
+    ("vocab_size = 32, 2", "vocab_size, defaults = 32, 2, {'nano': dict(n_layers=1)}",
      "data.bad: defaults has n_layers, which is not a flag"),
     ("(batch_size, self.block_size)", "(batch_size, 20 if split == 'iid' else 16)",
      "learned positions end at block_size=16; 20 tokens do not fit")])
 def test_a_bad_task_in_one_line(tasks, home, old, new, says):
-    write_task(tasks, "bad", PARITY.replace(old, new))
-    words = "train.py", "--model", "learned", *FLAGS
-    assert says in complaint(home, *words, "--data", "bad")
+    assert old in readmes_task()
+    write_task(tasks, "bad", readmes_task().replace(old, new))
+    assert says in complaint(home, "train.py", "--model", "learned", "--data", "bad",
+                             "--max_iters", 1, "--no-evaluate", *TINY_FLAGS)
 
 
 def test_the_readmes_lines_of_python(trained):

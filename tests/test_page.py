@@ -1,6 +1,5 @@
-"""figures/page.py: the numbers of its page, the template, and what it does in a browser."""
+"""figures/page.py: the numbers of its page, the template, and a scene in a browser."""
 import base64
-import html
 import json
 import re
 import shutil
@@ -94,36 +93,6 @@ def test_the_pages_that_are_committed_have_the_template_as_it_is():
             assert all(0 < int(n) <= len(lanes) for n in words.get("show", "1").split(","))
 
 
-# appended to a page: what it says at first, and after each of a list of actions
-VISIT = """<script>(async () => {
-  const until = async test => { while (!test()) await new Promise(f => setTimeout(f, 5)); };
-  const key = (key, shiftKey = false) => document.body.dispatchEvent(
-    new KeyboardEvent("keydown", { key, shiftKey, bubbles: true }));
-  const mouse = (type, svg, token, more = {}) => {
-    const box = document.querySelectorAll("svg")[svg], { left } = box.getBoundingClientRect();
-    box.dispatchEvent(new PointerEvent(type, { clientX: left + (token + .5) * cell, ...more }));
-  };
-  const steps = [() => 0, ACTIONS], log = [];
-  await until(() => document.querySelector("dd")?.textContent);
-  for (const step of steps) {
-    await step();
-    const numbers = { says: document.querySelector(".lane:last-child .says").textContent };
-    for (const x of document.querySelectorAll(".lane:last-child [data-kind]"))
-      numbers[x.dataset.kind] = x.textContent.replaceAll("−", "-");
-    const box = document.querySelector(".holder");
-    log.push([where.textContent.match(/(?<=token )\\d+(?= “)/g).map(n => n - 1), numbers,
-      page.classList.contains("held"), box.getAttribute("x") / cell]);
-  }
-  make(document.body, "pre", JSON.stringify(log)).id = "log";
-})();</script>"""
-ACTIONS = {  # what is done -> which query and key of 15 are shown then, and whether it is held
-    "mouse('pointermove', 2, 4)": (14, 4, False), "key('Home', true)": (14, 0, True),
-    "key('ArrowRight', true)": (14, 1, True), "key('ArrowLeft')": (13, 1, True),
-    "mouse('click', 2, 6)": (13, 6, True), "mouse('pointermove', 1, 2)": (13, 6, True),
-    "mouse('pointermove', 0, 12, { buttons: 1 })": (12, 6, True),
-    "key('Escape')": (12, 12, False)}
-
-
 def visited(address, home):
     """The page at this address as Chromium has it, which gives no message."""
     done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu",
@@ -133,40 +102,6 @@ def visited(address, home):
                           capture_output=True, text=True, timeout=120)
     assert "CONSOLE" not in done.stderr, done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
-def test_the_page_in_a_browser(trained, home):
-    """
-    Keys and pointer choose a query and a key; a held one stays; the numbers are literal's.
-    """
-    command(home, "figures.page", trained / "rope", trained / "tra", "--length", 16,
-            "--out", "p.html")
-    scripted = home / "scripted.html"
-    actions = ", ".join(f"() => {action}" for action in ACTIONS)
-    scripted.write_text((home / "p.html").read_text(encoding="utf-8")
-                        + VISIT.replace("ACTIONS", actions), encoding="utf-8")
-    dom = visited(f"{scripted.as_uri()}#whole=0", home)
-    log = json.loads(html.unescape(re.search(r'<pre id="log">(.*)</pre>', dom)[1]))
-    assert [(*where, held) for where, _, held, _ in log[1:]] == list(ACTIONS.values())
-    run = load_run(trained / "tra")
-    text = maps.sequence(run, "", "", 16, 0)
-    layers = maps.look(run.model, text.ids)
-    found = page.heads_of(layers, text.holder[0].numpy())
-    layer, head = found["heads"][found["first"]]
-    predicted = page.predicted(run.model, text)
-    for (i, j), numbers, _, outlined in log:
-        exact = {name: part[head, i, j] for name, part in layers[layer].items()}
-        said, sure = (predicted[key][i] for key in ("said", "sure"))
-        answer = text.labels[text.holder[0, i]] if text.holder[0, i] >= 0 else ""
-        sign = "" if not answer else "✓" if said == answer else "✗"
-        assert numbers["says"].split() == ["says", said, *sign, str(sure), "%"]
-        assert not answer or outlined == pytest.approx(text.holder[0, i].item())
-        assert numbers["attention"] == f"{exact['attention']:.3f}"
-        assert (numbers["bias"] == "dropped") == np.isinf(exact["bias"])
-        assert abs(float(numbers["qk"]) - exact["qk"]) <= .005 + 1e-6
-        assert abs(float(numbers["step"]) - exact["step"]) <= .005 + 1e-6
 
 
 @pytest.mark.slow

@@ -1,19 +1,10 @@
 """figures/plot.py, experiments/figures.py: figures of JSON."""
-import itertools
 import json
 
 import pytest
-from matplotlib.text import Text
 
-from experiments import figures
 from figures import plot
-from tests import helpers
-from tests.helpers import complaint, labels_of
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    return helpers.drawn(monkeypatch)
+from tests.helpers import complaint, drawn
 
 
 def lines_of(ax):
@@ -24,19 +15,16 @@ def lines_of(ax):
     return points
 
 
-def text_row(label, perplexity, seed=1, **changes):
+def text_row(label, perplexity, seed=1):
     return dict(label=label, model=label, name=f"{label}-{seed}", seed=seed, iter=1, config={},
                 checkpoint="ckpt.pt", block_size=16, perplexity=perplexity,
-                by_position=[[0, 7, 2.0], [8, 15, 1.0]]) | changes
+                by_position=[[0, 7, 2.0], [8, 15, 1.0]])
 
 
-def write(path, rows, **about):
-    path.write_text(json.dumps(about | dict(runs=rows)))
+def write(path, rows):
+    path.write_text(json.dumps(dict(runs=rows)))
     return str(path)
 
-
-# -----------------------------------------------------------------------------
-# reading
 
 def test_seeds_become_one_line():
     def row(model, seed, **config):
@@ -56,8 +44,9 @@ def test_a_seed_that_was_resumed_keeps_its_own_steps():
     assert ys.tolist() == [pytest.approx([1, 1.8, 3, 5]), pytest.approx([3, 5, 3.5, 1])]
 
 
-def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, tmp_path, capsys):
-    folder = tmp_path / "runs" / "table.cpu"
+def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(
+        monkeypatch, tmp_path, capsys):
+    figures, folder = drawn(monkeypatch), tmp_path / "runs" / "table.cpu"
     folder.mkdir(parents=True)
     for seed, value in ((1, 2.0), (2, 4.0)):
         write(folder / f"a-{seed}.json", [text_row("a", {"16": value, "32": 1.0}, seed)])
@@ -65,40 +54,10 @@ def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(drawn, 
     other = write(tmp_path / "eval.json", [text_row("b", {"16": 5.0, "32": 6.0})])
     plot.main(["lengths", str(folder), other])
     assert "b-1.json, or it is damaged" in capsys.readouterr().err
-    lines = lines_of(drawn[0].axes[0])
+    lines = lines_of(figures[0].axes[0])
     assert lines["a"] == [(16, 3), (32, 1)] and lines["b"] == [(16, 5), (32, 6)]
     plot.main(["lengths", str(folder), other, "--rows", "b", "a"])
-    assert labels_of(drawn[1])[:2] == ["b", "a"]
-
-
-def test_rows_of_panels_say_which_models_they_have_and_axes_what_they_are_of(drawn, tmp_path):
-    rows = [text_row(f"m{n}", {"16": 2.0, "32": 30.0 - n}) for n in range(11)]
-    plot.main(["lengths", write(tmp_path / "text.json", rows)])
-    first, position, second, _ = [ax for ax in drawn[0].axes if ax.get_title()]
-    assert first.get_title("left").startswith("1 to 6 of 11 models")
-    assert second.get_title("left").startswith("7 to 11 of 11 models")
-    assert first.get_legend() is None and position.get_legend().get_texts()[0].get_text() == "m10"
-    assert (first.get_ylabel(), position.get_ylabel()) == ("perplexity", "loss (nats)")
-
-
-def test_labels_of_points_stay_apart():
-    """Twelve points within a few pixels."""
-    fig, axes = plot.panels(1, 7, 4.6)
-    ax, notes = axes[0, 0], []
-    ax.set(xlim=(0, 15), ylim=(0, 106))
-    for n in range(12):
-        point = 2 + n % 4 / 4, 100 - n % 3
-        notes.append(ax.annotate(f"a model's name {n}", point, (0, 0), textcoords="offset points"))
-    figures.apart(fig, ax, notes, [[(2, 90), (2, 110)]])
-    boxes = [Text.get_window_extent(note) for note in notes]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-
-
-def test_a_name_is_text_whatever_it_begins_with(drawn, tmp_path):
-    row = text_row("_a$b$", {"16": 2.0, "32": 3.0})
-    plot.main(["lengths", write(tmp_path / "text.json", [row])])
-    assert " _a$b$" in labels_of(drawn[0])
-    assert not drawn[0].axes[0].title.get_parse_math()
+    assert list(lines_of(figures[1].axes[0]))[:2] == ["b", "a"]
 
 
 def test_mistakes_are_one_line(trained, home):

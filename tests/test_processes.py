@@ -1,6 +1,4 @@
-"""
-Signals, several processes, a full disk: in processes of their own, in a copy of the repository.
-"""
+"""Signals and several processes: in processes of their own, in a copy of the repository."""
 import os
 import signal
 import subprocess

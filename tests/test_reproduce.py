@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import Row, pages, rows, runs, tables
+from experiments import Row, rows, tables
 from tests.helpers import ONE_THREAD, TINY_FLAGS, cells, command, complaint, entry, is_png
 
 BLOCK = "# Mine\n\n<!-- table texts -->\n<!-- /table -->\n\nWords.\n"
@@ -128,12 +128,8 @@ def test_a_table_of_a_text_of_yours(home, here, monkeypatch):
     page = (home / "results" / "mine.md").read_text()
     assert "| rope | 1 |" in page and "`python reproduce.py own --scale gpu --data FOLDER`" in page
     (home / "my notes" / "more.txt").write_text("Another word. " * 99)
-    for more in ([], ["--seeds", 2]):  # all there, and not
-        assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
-            home, *words, *more, "--device", "cpu")
-    path.with_stem("cable-1337").write_text(text.replace(sha256, "0").replace(
-        '"label": "rope"', '"label": "cable"'))
-    assert "own.gpu has runs of several texts, sha256 " in complaint(home, *words)
+    assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
+        home, *words, "--device", "cpu")
 
 
 def test_more_seeds_on_another_text_end_before_their_training(home, here):
@@ -186,9 +182,6 @@ def test_a_signal_saves_what_runs(repo):
     assert (log.parent / "ckpt.pt").exists()
 
 
-# -----------------------------------------------------------------------------
-# tables by hand
-
 def cells_of(table):
     return [cells(line) for line in table.splitlines() if line[:2] == "| "]
 
@@ -230,12 +223,3 @@ def test_tables_of_tasks_by_hand():
     assert found[1][:4] == ["a", "2", "56.25 (50.00 to 62.50)", "56.25 (37.50 to 75.00)"]
     assert found[2][:3] == ["b", "1", "50.00 [25.00, 75.00]"] and found[2][5].startswith("50.00 [")
     assert tables.percent([dict(value=1.0, low=0.9, high=1.0)] * 2) == "100"
-
-
-def test_a_flag_that_stands_twice_counts_once():
-    words = "python train.py --norm pre --qk_norm --lengths 1 2 --no-qk_norm --norm post".split()
-    assert " ".join(runs.once(words)) == "python train.py --norm post --no-qk_norm --lengths 1 2"
-    one, two = (dict(label=label, train_command=f"python train.py --data x --model {model} {own}",
-                     command="python eval.py out/a --out b")
-                for label, model, own in (("fox", "fox", "--qk_norm"), ("b", "tra", "--P 4")))
-    assert pages.differing([one, two]) == {"fox": "", "b": "`--model tra` `--P 4`"}

@@ -22,9 +22,6 @@ def task_of(library, **fields):
     return retrieval.Task(corpus=str(library / "library"), **fields)
 
 
-# -----------------------------------------------------------------------------
-# pairs
-
 def test_a_query_is_taken_out_of_its_document(library):
     """The definition is where `at` says, without its docstring."""
     task, seen = task_of(library, block_size=64), []
@@ -74,9 +71,6 @@ def test_docstrings_that_stay_and_those_that_go():
     assert "on the line of the def" in document
 
 
-# -----------------------------------------------------------------------------
-# the loss
-
 def test_info_nce_is_what_the_loop_says(library):
     task = task_of(library)
     model = make("bert_rope", vocab_size=task.vocab_size, block_size=64).double()
@@ -125,9 +119,6 @@ def test_a_hard_negative_is_another_place_of_the_file(library):
         assert scores[(places == chosen[n]).argmax()] == pytest.approx(most.item(), abs=1e-5)
 
 
-# -----------------------------------------------------------------------------
-# ranking, by worked examples
-
 def test_ranks_and_their_measures():
     scores = np.array([[0.1, 0.9, 0.5], [0.3, 0.3, 0.2], [0.0, 0.2, 0.1]])
     places = scoring.ranks(scores, np.array([2, 0, 0]))
@@ -160,9 +151,6 @@ def test_bm25_by_a_worked_example():
     assert np.allclose(got, want, atol=1e-6)
     assert bm25.words_of("readLine(read_line2)") == ["read", "line", "read", "line", "2"]
 
-
-# -----------------------------------------------------------------------------
-# the commands
 
 def test_from_masked_tokens_to_search(library):
     """Both trainings interrupted and continued, bit for bit; the table has what was found."""

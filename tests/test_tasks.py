@@ -32,9 +32,6 @@ def chi_square(counts, p):
     return (statistic - freedom) / math.sqrt(2 * max(freedom, 1))
 
 
-# -----------------------------------------------------------------------------
-# every task
-
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_reproducible_and_scores_itself(name):
     cls = names.find_task(name)
@@ -59,9 +56,6 @@ def test_every_task_is_reproducible_and_scores_itself(name):
                 assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
             logits[0, first] = -logits[0, first]
 
-
-# -----------------------------------------------------------------------------
-# each of them
 
 @pytest.mark.parametrize("split, reads, p", [
     ("train", 26, 0.8), ("iid", 26, 0.8), ("sparse", 3.5, 0.98), ("dense", 115, 0.1)])

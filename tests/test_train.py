@@ -210,15 +210,6 @@ def test_help_lists_the_models_own_flags(trained):
     assert "--max_iters" in resumed and "--n_layer" not in resumed
 
 
-def test_a_run_begins_with_the_weights_of_another(home):
-    flags = "--model", "cable", "--data", "notes", "--no-evaluate", *TINY_FLAGS
-    command(home, "train.py", *flags, "--max_iters", 1, "--out_dir", "a")
-    command(home, "train.py", *flags, "--max_iters", 1, "--learning_rate", 0, "--min_lr", 0,
-            "--init_from", "a", "--out_dir", "b")
-    a, b = (torch.load(home / name / "ckpt.pt", weights_only=True) for name in "ab")
-    assert b["iter"] == 1 and all(torch.equal(x, b["model"][n]) for n, x in a["model"].items())
-
-
 def test_positions_are_dropped_and_taken_back(home):
     """DroPE: the weights of rope go on without positions; and the other way round."""
     flags = "--data", "notes", "--no-evaluate", *TINY_FLAGS, "--eval_interval", 1

@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import model_tra
-from common import names
 from experiments.variants import learned_hard
 from experiments.variants import tra as tra_variants
 from tests.examples import naive
@@ -83,17 +82,6 @@ def test_the_parts_of_tra(drop, distance):
         close(model_tra.tra_attention(q, k, v, log_decay), want, 1e-12)
 
 
-def test_names_mean_what_the_tables_say():
-    """Of each file with several, but for those that other tests tell apart."""
-    means = dict(
-        k_cable=dict(log_kernel="outside"), k_cable_inside=dict(log_kernel="inside"),
-        cable_nw_softplus=dict(weight=False, step="softplus"), cope_val=dict(gates="val"),
-        cope_sep=dict(gates="sep"), tra_kept=dict(drop=False), tra_plain=dict(distance="plain"),
-        tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"),
-        outputnorm=dict(norm="output"), prefinalnorm=dict(norm="pre_final"))
-    assert {name: names.models()[name][1] for name in means} == means
-
-
 def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient():
     q, k, v = (x.requires_grad_() for x in random_qkv())
     logits = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(37, 37).triu(1).bool(), -torch.inf)
@@ -106,14 +94,6 @@ def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient():
     by_q_and_k = torch.autograd.grad((soft @ v * weights).sum(), (q, k))
     for a, b in zip(ours, (*by_q_and_k, hard.transpose(-1, -2) @ weights)):
         close(a, b, 1e-12)
-
-
-def test_k_cable_is_asked_for_by_its_name():
-    """A checkpoint of cable may have what is now another name's."""
-    with pytest.raises(SystemExit, match="cable has no log_kernel=inside any more: that is --model "
-                                         "k_cable_inside"):
-        make("cable", log_kernel="inside")
-    assert make("cable", log_kernel="").state_dict().keys() == make("k_cable").state_dict().keys()
 
 
 @pytest.mark.parametrize("base", ["nope", "alibi", "cable", "tra"])
