@@ -1,7 +1,9 @@
 """kernels/bench.py: speed and memory."""
 import json
+import pickle
 
 import pytest
+import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import data.text
@@ -31,6 +33,17 @@ def test_bench_measures_training_and_decoding(home, monkeypatch):
     a, b = result["decode"]["nope"], result["decode"]["cable"]
     assert a["times_nope"] == 1 and b["times_nope"] == pytest.approx(b["ms"] / a["ms"])
     assert result["command"].startswith("python -m kernels.bench train decode")
+
+
+def test_models_are_compiled_in_processes_of_their_own(monkeypatch):
+    """What such a process is sent it can read, and one step of training is run."""
+    tiny = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2)
+    monkeypatch.setitem(data.text.Task.defaults, "nano", tiny)
+    args, stepped = bench.parse(["train", "--device", "cpu"]), []
+    args.device, args.vocab_size = torch.device("cpu"), 257
+    monkeypatch.setattr(torch.optim.AdamW, "step", stepped.append)
+    bench.compile_first(pickle.loads(pickle.dumps(args)), "cable")
+    assert len(stepped) == 1
 
 
 @pytest.mark.slow

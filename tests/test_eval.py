@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.helpers import TINY_FLAGS, command, complaint, is_png, losses
+from tests.helpers import TINY_FLAGS, command, complaint, documents, is_png, losses
 
 
 def written(path):
@@ -80,6 +80,18 @@ def test_what_cannot_be_scored_or_not_together(trained, home):
             (("gone",), "no checkpoint at gone"), ((task, "--bema"), "has no BEMA weights")):
         assert says in complaint(home, "eval.py", *words), words
     command(home, "eval.py", text, "mine", "--lengths", 16, "--data", "notes", "--tokens", 40)
+
+
+def test_a_test_split_that_is_shorter_than_a_window(home):
+    """It is said before training, and scored on what there is."""
+    documents(home / "docs", ["too short", *("of these there are more " * 20 + c for c in "abcd")])
+    out, _ = command(home, "train.py", "--model", "nope", "--data", "docs", *TINY_FLAGS,
+                     "--max_iters", 1, "--no-evaluate", "--out_dir", "run")
+    said = out.partition("iter 1/1")[0]
+    assert "the test split has 10 tokens, less than a window: eval.py will score it" in said
+    out, _ = command(home, "eval.py", "run")
+    assert "9 tokens to score: lengths up to 9 only" in out
+    assert list(written(home / "run" / "eval.json")["runs"][0]["perplexity"]) == ["9"]
 
 
 def test_a_small_text_of_ones_own_is_scored_as_far_as_it_goes(home):

@@ -130,6 +130,9 @@ def test_a_table_of_a_text_of_yours(home, here, monkeypatch):
     (home / "my notes" / "more.txt").write_text("Another word. " * 99)
     assert f"own.gpu is of another text, sha256 {sha256}: move it away" in complaint(
         home, *words, "--device", "cpu")
+    path.with_stem("cable-1337").write_text(text.replace(sha256, "0").replace(
+        '"label": "rope"', '"label": "cable"'))
+    assert "own.gpu has runs of several texts, sha256 " in complaint(home, *words)
 
 
 def test_more_seeds_on_another_text_end_before_their_training(home, here):

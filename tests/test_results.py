@@ -9,7 +9,7 @@ import torch
 
 import experiments
 from common import names
-from experiments import costs, find, pages, runs
+from experiments import costs, find, methods, pages, runs
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
 PAGES = sorted((ROOT / "results").glob("*.md"))
@@ -121,12 +121,31 @@ def test_every_link_into_a_page_has_its_heading():
             assert anchor in slugs, (path, anchor)
 
 
+def test_a_verdict_is_one_of_four():
+    four = {"holds here", "contradicted here", "too small to tell", "not run"}
+    for path in PAGES:
+        first = TEXTS[path].partition("\n## ")[0]
+        for line in re.findall(r"^\|.*\| verdict \|.*\n\|[-|]+\n((?:\|.*\n)+)", first, re.M):
+            said = {row.split(" | ")[1] for row in line.splitlines()}
+            assert said <= four, (path, said - four)
+
+
 def test_the_readmes_perplexities_are_those_of_its_run():
     text = " ".join(TEXTS[ROOT / "README.md"].split())
     said = re.search(r"about (\d\.\d\d) in windows of 256 tokens and (\d\.\d\d) in windows", text)
     path = ROOT / "results" / "runs" / "cable_table1.cpu" / "cable-1337.json"
     run, = json.loads(path.read_text(encoding="utf-8"))["runs"]
     assert said.groups() == tuple(f"{run['perplexity'][T]:.2f}" for T in ("256", "4096"))
+
+
+def test_a_method_of_two_configurations_is_refused(monkeypatch):
+    """Where a row of its table would stand for two models, naming both."""
+    two = [dict(label="mine", config=dict(norm="pre", qk_norm=qk_norm)) for qk_norm in (0, 1)]
+    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two))
+    with pytest.raises(SystemExit, match="lm: mine is not one configuration: pre and pre, QK"):
+        methods.runs_of("lm: mine")
+    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two[:1]))
+    assert methods.runs_of("lm: mine") == (two[:1], "pre")
 
 
 def test_the_numbers_of_the_front_page_are_those_of_the_json():
