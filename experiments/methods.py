@@ -29,7 +29,7 @@ class Method(NamedTuple):
 
 METHODS = [
     Method("cable", "cable", "cable", "recall_no_qk_norm: cable", "tra_norm: cable pre",
-           "a kernel on a GPU", "you train anew: it reads far, and recalls", "you cannot train anew"),
+           "a kernel on a GPU", "you train anew: reads far, recalls", "you cannot train anew"),
     Method("alibi", "alibi", "alibi", "recall_no_qk_norm: alibi", "matrix: alibi",
            "a fixed bias", "you train anew, nothing to tune", "state has to be kept"),
     Method("kerple", "kerple", "", "recall_no_qk_norm: kerple", "matrix: kerple",
