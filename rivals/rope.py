@@ -57,8 +57,7 @@ class GPTConfig:
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
-VARIANTS = dict(rope=dict(), rope_window=dict(window=-1),
-                rope_nope=dict(nope_every=4, window=-1))
+VARIANTS = dict(rope=dict(), rope_window=dict(window=-1), rope_nope=dict(nope_every=4, window=-1))
 AT_TEST = ("repair",)       # what may be set without training: eval.py RUN --set repair=yarn
 REPAIRS = ("", "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n")
 SINKS = 4
