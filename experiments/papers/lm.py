@@ -91,7 +91,7 @@ ENTRIES = {
                  | {f"tra, norms of the others, {rate}": Row(
                      flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
     "lm_sotu": dict(
-        title="English: six methods on State of the Union addresses, bytes, as in lm",
+        title="English: as lm, on State of the Union addresses, in bytes",
         cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,
                  rows={row: Row(words.train, 3) for row, words in every().items()
                        if row in ("cable", "rope", "alibi", "fox", "tra pre")}
