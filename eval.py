@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common import names
 from common.checkpoint import check_text, load_run
-from common.device import environment, peak_memory, setup
+from common.device import environment, setup
 from common.files import ROOT, fail, in_one_line, script, write_json
 from common.flags import Parser, add_run_flags
 from scoring import Options, describe
@@ -148,9 +148,8 @@ def main(argv=None):
     if not scores["runs"]:
         fail("no length could be scored")
     _, dtype, attention = words.split(", ", maxsplit=2)
-    about = dict(
-        command=command, environment=environment(), dtype=dtype, bema=args.bema,
-        attention=attention, peak_memory_GB=peak_memory(device))
+    about = dict(command=command, environment=environment(), dtype=dtype, bema=args.bema,
+                 attention=attention)
     write_json(f"{out}.json", about | scores)
     print(f"wrote {out}.json", flush=True)
     script("figures.plot", scoring.FIGURE, f"{out}.json")

@@ -70,27 +70,14 @@ def choose_device(name):
     return device
 
 
-def linux_says(file, pattern):
-    """What stands in a file of /proc; None on other systems."""
-    path = Path("/proc", file)
-    found = path.exists() and re.search(pattern, path.read_text(encoding="utf-8"))
-    return found[1] if found else None
-
-
-def peak_memory(device):
-    """The most that this process has had, in GB (1e9 bytes): on cuda of the GPU's. Or None."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    peak = linux_says("self/status", r"VmHWM:\s*(\d+)")
-    return int(peak) * 1024 / 1e9 if peak else None
-
-
 @functools.cache
 def environment():
     """What a number depends on besides the command: hardware, versions, commit."""
-    cpu = linux_says("cpuinfo", r"model name\s*: (.*)") or platform.processor()
+    info = Path("/proc/cpuinfo")  # Linux's; platform has no name there
+    found = info.exists() and re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
+    cpu = found[1] if found else platform.processor() or platform.machine()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # if it is used
-    return dict(cpu=cpu or platform.machine(), threads=torch.get_num_threads(), commit=commit(),
+    return dict(cpu=cpu, threads=torch.get_num_threads(), commit=commit(),
                 gpu=gpu, torch=str(torch.__version__), python=platform.python_version(),
                 os=platform.system())
 

@@ -91,11 +91,6 @@ def pick(cls, config):
 def make_model(config):
     """The model of a flat config, on torch's default device. Raises ValueError."""
     module, _ = models()[config["model"]]
-    known = {field.name for field in dataclasses.fields(module.GPTConfig)}
-    for other, (_, means) in models().items():  # a setting that has left this file for another's
-        for name, value in means.items():
-            if name not in known and value and config.get(name) == value:
-                fail(f"{config['model']} has no {name}={value} any more: that is --model {other}")
     return module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
 
 

@@ -22,9 +22,6 @@ UNIT, AMOUNT = "queries", 1000  # what eval.py counts, also its flag, and how ma
 FIGURE = "ndcg"                 # of figures/plot.py: what eval.py draws
 LONGER = (1, 2, 4, 8, 16, 32)   # times the training length: what documents are cut to
 TOKENS = 2**14                  # that go through an encoder at once
-READINGS = dict(
-    whole="one vector of all that it may read", windows="the best window of the training length",
-    bm25="BM25")
 
 
 class Scores:
@@ -99,7 +96,7 @@ class Scores:
         return dict(
             data=dict(corpus=self.task.corpus, sha256=self.task.source), split=self.split,
             queries=len(self.queries), documents=len(self.documents), chance=self.chance,
-            lengths=self.lengths, readings=READINGS, answers=self.of.tolist())
+            lengths=self.lengths, answers=self.of.tolist())
 
 
 def print_row(row, lengths):
