@@ -92,11 +92,10 @@ ENTRIES = {
                      flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
     "lm_rates_long": dict(
         title="TRA and FoX at half and at twice their learning rate, in runs of full length",
-        runs="lm", cpu=dict(train=LONG, eval=FAR, rows={
-            row: words for row, words in every().items() if row in ("tra", "tra pre", "fox")}
-            | {f"{row}, {rate}": Row(flags(row, rate))
-               for row, two in {"tra": ("4e-3", "1.6e-2"), "tra pre": ("4e-3", "1.6e-2"),
-                                "fox": ("2e-3", "8e-3")}.items() for rate in two})),
+        cpu=dict(train=LONG, eval=FAR, rows={
+            f"{row}, {rate}": Row(flags(row, rate))
+            for row, two in {"tra": ("4e-3", "1.6e-2"), "tra pre": ("4e-3", "1.6e-2"),
+                             "fox": ("2e-3", "8e-3")}.items() for rate in two})),
     "lm_sotu": dict(
         title="English: as lm, on State of the Union addresses, in bytes",
         cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,
