@@ -1,12 +1,14 @@
 """Signals and several processes: in processes of their own, in a copy of the repository."""
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
-from tests.helpers import ONE_THREAD, TINY_FLAGS, command, losses, process
+from tests.helpers import ONE_THREAD, TINY_FLAGS, TINY_RUN, command, losses, process
 
 
 @pytest.mark.slow
@@ -36,3 +38,22 @@ def test_two_processes_that_are_interrupted_equal_one(repo):
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a == pytest.approx(b, abs=1e-4) and len(a) == 8
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
+
+
+@pytest.mark.slow
+def test_a_kill_of_a_whole_group_saves_though_nobody_reads_any_more(repo):
+    """`timeout 99 python train.py | tee log`: the reader may go first."""
+    reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    words = [*TINY_RUN, "--max_iters", 100000, "--eval_interval", 100000, "--out_dir", "out/group"]
+    training = subprocess.Popen([sys.executable, "train.py", *map(str, words)], cwd=repo,
+                                stdout=reader.stdin, env=os.environ | ONE_THREAD,
+                                start_new_session=True)
+    run = repo / "out" / "group"
+    while not (run / "log.jsonl").exists() or not (run / "log.jsonl").read_text():
+        assert training.poll() is None
+        time.sleep(0.1)
+    reader.kill()
+    reader.wait()
+    os.killpg(training.pid, signal.SIGTERM)
+    assert training.wait(120) == 130
+    assert torch.load(run / "ckpt.pt", weights_only=True)["iter"] == max(losses(run)[0]) > 0
