@@ -10,11 +10,7 @@ from pathlib import Path
 import torch
 
 from common.files import ROOT, fail
-
-try:
-    import kernels
-except ImportError:  # the folder was left out: every attention runs as its model file has it
-    kernels = None
+from common.names import use_kernels
 
 
 def setup(args):
@@ -37,15 +33,7 @@ def setup(args):
         context = torch.autocast(device.type, torch.bfloat16)
     why = "asked for" if dtype == args.dtype else f"the default on {device.type}"
 
-    attention = "attention as the model file has it"
-    if kernels:
-        kernels.enabled = args.kernel == "auto"
-    if kernels and kernels.enabled:
-        why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
-        attention = "attention by Triton kernel, where the model has one for its head size"
-        if why_not:
-            attention = "attention in PyTorch"
-            attention += f" ({why_not})" if device.type == "cuda" else ""
+    attention = use_kernels(args.kernel, device)
     place = f"{device} (threads: {torch.get_num_threads()})" if device.type == "cpu" else device
     return device, context, f"{place}, {dtype} ({why}), {attention}"
 

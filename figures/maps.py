@@ -26,11 +26,11 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from common.attention import attention_inputs, attention_module, plain_function
 from common.checkpoint import check_text, load_run
 from common.files import ROOT, fail, in_one_line, write_figure
 from common.flags import Parser, add_set
 from common.names import is_encoder, make_task, trained_on
-from common.spy import attention_module, plain_function, spy
 from data import check_split
 from data.text import encode, labels_of
 from figures import plot
@@ -118,7 +118,7 @@ def look(model, idx):
     module, layers = attention_module(model), []
     plain = plain_function(module)
     torch.manual_seed(0)  # some models draw their positions
-    with spy(model) as calls:
+    with attention_inputs(model) as calls:
         model(idx)
     for args in calls:
         y, parts = module.literal(*args)

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common.attention import attention_module
 from common.files import fail, in_one_line, write_text
 from common.flags import Parser, add_set
-from common.spy import attention_module
 from data import in_pieces
 from figures.maps import beside, load_runs, look, same_sequence, sharpest
 

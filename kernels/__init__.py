@@ -1,15 +1,16 @@
 """
 Every way to compute an attention that is faster than the plain function of its model file.
 
-    y = attend(cable_attention, q, k, v, S, g)
+    import kernels, model_cable
+    kernels.install(model_cable)
 
-attend runs the faster way where there is one: Triton on a GPU (separable.py, cope.py, tra.py), on a
-CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The plain function
-stays the truth: tests compare each way with it, and a way runs for the source that was tested, in
-whatever file it stands. A copy with other comments keeps its speed. One with another formula runs
-as it is written, and one line says so. After an edit of the original, mend its ways, run the tests
-and record the new source: python -m kernels. A new way needs its name in ON_CPU or ON_GPU and its
-plain function in SOURCES, and the model has to call attend.
+puts a faster way before each plain function of a module: Triton on a GPU (separable.py, cope.py,
+tra.py), on a CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The
+scripts do so for every model that they make. The plain function stays the truth: tests compare each
+way with it, and a way runs for the source that was tested, in whatever file it stands. A copy with
+other comments keeps its speed. One with another formula runs as it is written, and one line says
+so. After an edit of an original, mend its ways, run the tests and record the hash that they print.
+A new way needs its name in ON_CPU or ON_GPU and the hash of its plain function in SOURCES.
 
 Beyond 1,024 tokens, TRA on a GPU at any length, keys that have decayed may be left out, for a block
 of rows at a time: there a later token may move an earlier output by 1e-7. torch.func and second
@@ -18,11 +19,12 @@ derivatives need the plain function: enabled = False, --kernel off.
 Triton is optional. With TRITON_INTERPRET=1 its kernels run on the CPU: slowly, to be tested.
 """
 import ast
+import functools
 import hashlib
 import inspect
 import os
 import sys
-from pathlib import Path
+import textwrap
 
 import torch
 
@@ -46,38 +48,51 @@ ON_GPU = {} if triton is None else dict(
     cable_attention=separable.cable_attention, fox_attention=separable.fox_attention,
     alibi_attention=separable.alibi_attention,
     cope_attention=cope.cope_attention, tra_attention=tra.tra_attention)
-# The source of each plain function, as `python -m kernels` prints it, and the helpers that it calls
-SOURCES = dict(
-    cable_attention=("b4e6ae0099c4757a",),
-    fox_attention=("b197026525aa6b17",),
-    alibi_attention=("d4c97a54c91bf1ac", "attention"),
-    tra_attention=("fcdf4b1369845976",),
-    cope_attention=("dd7ed702cb30011b", "interpolate"),
-    stick_attention=("fc4d67ef2b0bcbcd",),
+SOURCES = dict(  # the fingerprint of each plain function with which its ways were tested
+    cable_attention="b4e6ae0099c4757a",
+    fox_attention="b197026525aa6b17",
+    alibi_attention="fe8b73a95fc9f379",
+    tra_attention="fcdf4b1369845976",
+    cope_attention="b363786d759ebe8d",
+    stick_attention="fc4d67ef2b0bcbcd",
 )
+edited = set()  # functions of these names that are others
 
 
-def attend(plain, *args):
-    """plain(*args), by a faster way if there is one. args begin with q, k, v."""
-    fast = faster(plain, *args)
-    y = fast(*args) if fast else None
-    return plain(*args) if y is None else y
+def install(module):
+    """Puts the faster ways before a module's plain functions; an edited one is named, once."""
+    for name, tested in SOURCES.items():
+        plain = getattr(module, name, None)
+        if plain is None or hasattr(plain, "ways") or plain in edited:
+            continue
+        if fingerprint(plain) == tested:
+            setattr(module, name, with_ways(plain))
+        else:
+            edited.add(plain)
+            print(f"{module.__name__.replace('.', '/')}.py: {name} runs as it is written (it is "
+                  "not the one that kernels/ knows)", file=sys.stderr)
 
 
-def faster(plain, q, k, v, *_):
-    """-> the function that attend would try before plain, or None."""
+def with_ways(plain):
+    """plain, by a faster way where there is one for its arguments, which begin with q, k, v."""
+    @functools.wraps(plain)
+    def attention(q, k, v, *rest, **named):
+        way = faster(plain.__name__, q, k, v)
+        y = way(q, k, v, *rest, **named) if way else None
+        return plain(q, k, v, *rest, **named) if y is None else y
+    attention.ways = True
+    return attention
+
+
+def faster(name, q, k, v):
+    """-> what is tried before the plain function of this name, or None."""
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
         return None
-    on_cpu = q.device.type == "cpu" and not INTERPRET
-    fast = (ON_CPU if on_cpu else ON_GPU).get(getattr(plain, "__name__", None))
-    if not fast or not is_known(plain):
+    if q.device.type == "cpu" and not INTERPRET:
+        return ON_CPU.get(name)
+    if why_no_triton(q) or not q.dtype == k.dtype == v.dtype:
         return None
-    why = "" if on_cpu else why_no_triton(q)
-    if not q.dtype == k.dtype == v.dtype:
-        why = "q, k and v differ in dtype"
-    if why:
-        say(plain, why)
-    return None if why else fast
+    return ON_GPU.get(name)
 
 
 def why_no_triton(q):
@@ -92,70 +107,38 @@ def why_no_triton(q):
     if q.device.type == "cuda":
         if torch.version.hip:  # its devices say cuda, and 9 for their capability
             return "ROCm"
-        return "compute capability below 8.0" if capability(q.device.index) < 8 else ""
+        major = torch.cuda.get_device_properties(q.device.index).major  # 8: A100, 9: H100
+        return "compute capability below 8.0" if major < 8 else ""
     return "" if INTERPRET and q.device.type == "cpu" else "no CUDA"
 
 
-@torch.compiler.assume_constant_result
-def capability(index):
-    """8 for an A100, 9 for an H100. A constant to torch.compile, which cannot trace this."""
-    return torch.cuda.get_device_properties(index).major
-
-
-# -----------------------------------------------------------------------------
-# is this function the one that the ways were tested against?
-
-known = {}    # plain function -> whether it is
-said = set()  # lines that need no second time
-
-
-@torch.compiler.assume_constant_result
-def is_known(plain):
-    """Looks once at each function."""
-    if plain not in known:
-        recorded, *helpers = SOURCES[plain.__name__]
+def fingerprint(plain):
+    """
+    A hash of the source of a function, and of the functions of its file that it uses, without
+    comments and docstrings; of the numbers, strings and tuples that they read, and the names of
+    modules. None where it reads anything else, or has no source. The same in Python 3.11 to 3.13.
+    """
+    functions, parts = [inspect.unwrap(plain)], []
+    for function in functions:  # which grow
         try:
-            same = fingerprint(plain, helpers) == recorded
-            why = "" if same else "it was edited; kernels/ knows the original"
-        except ValueError as e:
-            why = str(e)
-        except (AttributeError, OSError, SyntaxError):  # not Python's, of exec, or of a notebook
-            why = "its source cannot be read"
-        if why:
-            say(plain, why)
-        known[plain] = not why
-    return known[plain]
-
-
-@torch.compiler.assume_constant_result
-def say(plain, why):
-    """Where a way is not used, one line on stderr says why."""
-    code = getattr(plain, "__code__", None)
-    file = Path(code.co_filename).name if code else plain.__module__
-    if (plain, why) not in said:
-        print(f"{file}: {plain.__name__} runs as it is written ({why})", file=sys.stderr)
-    said.add((plain, why))
-
-
-def fingerprint(plain, helpers):
-    """
-    A hash of the source of a function and of its helpers, without comments and docstrings, and of
-    which modules they use; the same in Python 3.11 to 3.13. A ValueError says what it cannot see.
-    """
-    text = []
-    for function in filter(None, (plain, *map(plain.__globals__.get, helpers))):
-        code = function.__code__
-        tree = ast.parse(Path(code.co_filename).read_bytes())
-        node = {x.lineno: x for x in tree.body}.get(code.co_firstlineno)
-        if not node or code not in compile(tree, "", "exec").co_consts:  # it may be of another time
-            raise ValueError("it is decorated, or not at the top level of its file")
+            node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        except (OSError, TypeError, SyntaxError):  # of exec, or not Python's
+            return None
+        if not isinstance(node, ast.FunctionDef) or function.__closure__:
+            return None
         if ast.get_docstring(node):
             node.body = node.body[1:]
-        text.append(ast.unparse(node))
+        parts.append(ast.unparse(node))
         names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}  # of defaults, too
-        for name in sorted(names.difference(code.co_varnames) & function.__globals__.keys()):
-            value = function.__globals__[name]
-            if name not in helpers and not inspect.ismodule(value):
-                raise ValueError(f"it reads {name}, which kernels/ does not know")
-            text.append(f"{name} is {value.__name__}")
-    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+        names = names.difference(function.__code__.co_varnames) & function.__globals__.keys()
+        for name in sorted(names):
+            value = inspect.unwrap(function.__globals__[name])
+            if inspect.ismodule(value):
+                parts.append(f"{name} is {value.__name__}")
+            elif isinstance(value, int | float | str | tuple):
+                parts.append(f"{name} = {value!r}")
+            elif not inspect.isfunction(value) or value.__globals__ is not function.__globals__:
+                return None
+            elif value not in functions:
+                functions.append(value)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -28,12 +28,12 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import kernels
+from common.attention import attention_inputs, attention_module, plain_function
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
 from common.files import ROOT, fail, in_one_line, write_json
 from common.flags import Parser, add_run_flags
 from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
-from common.spy import attention_module, plain_function, spy
 from data import piece
 from data.text import Task
 
@@ -181,7 +181,7 @@ def inputs(args, T):
         x, _ = task.tensors(task.splits[1], 1, np.random.default_rng(0))
         cases = [(run.name, run.model, x.to(args.device))]
     for name, model, idx in cases:
-        with torch.no_grad(), args.autocast, spy(model) as calls:
+        with torch.no_grad(), args.autocast, attention_inputs(model) as calls:
             model(idx[:, :T])
         yield name, model, calls
 
@@ -211,7 +211,7 @@ def ways(args, name, model, calls):
     if "plain" in args.ways:
         functions[name] = plain
     with torch.no_grad():
-        fast = kernels.faster(plain, *calls[0])
+        fast = kernels.faster(plain.__name__, *calls[0][:3])
         if "kernel" in args.ways and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
     if args.device.type == "cuda" and plain.__name__ in ("cable_attention", "fox_attention"):

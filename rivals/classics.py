@@ -17,12 +17,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-try:
-    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
-except ImportError:             # this file alone
-    def attend(plain, *args):
-        return plain(*args)
-
 
 @dataclass
 class GPTConfig:
@@ -91,7 +85,7 @@ class ALiBi(Encoding):
         return -self.slopes[None, :, None, None] * (i - j)
 
     def attention(self, q, k, v):
-        return attend(alibi_attention, q, k, v, self.slopes)
+        return alibi_attention(q, k, v, self.slopes)
 
 
 class T5(Encoding):
@@ -218,7 +212,7 @@ def attention(q, k, v, bias=None):
 
 
 def alibi_attention(q, k, v, slopes):
-    """attention with ALiBi's bias, slopes (H,): kernels/ find a faster way by this name."""
+    """attention with ALiBi's bias, slopes (H,); of its own, so that a kernel can take its place."""
     return attention(q, k, v, lambda q, i, j: -slopes[None, :, None, None] * (i - j))
 
 
@@ -230,7 +224,8 @@ class Cache:
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
         if end > buf.size(2):
-            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            room = 2 * end if end > self.size else min(2 * end, self.size)
+            more = x.new_empty(*x.shape[:2], room - buf.size(2), *x.shape[3:])
             self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]

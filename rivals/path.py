@@ -5,8 +5,7 @@ turns it by a fixed angle (Yang et al., 2025, arXiv 2505.16381).
     H_t = I - beta_t w_t w_t^T
     logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d)    for the keys j <= i
 
-    beta_t = 2 sigmoid(u x_t + b), so H_t takes away the part of a key along w_t at 1, mirrors it
-             at 2, and leaves it at 0
+    beta_t = 2 sigmoid(u x_t + b): H_t takes the part of a key along w_t away at 1, mirrors it at 2
     w_t    a unit vector per head: W_2 W_1 x_t, then a causal convolution over three tokens
 
 So a key is rewritten by every later token: k_j <- k_j - beta_t (k_j . w_t) w_t. With path_fox the
@@ -126,7 +125,8 @@ class Cache:
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
         if end > buf.size(2):
-            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            room = 2 * end if end > self.size else min(2 * end, self.size)
+            more = x.new_empty(*x.shape[:2], room - buf.size(2), *x.shape[3:])
             self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]

@@ -19,12 +19,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-try:
-    from kernels import attend  # runs a faster equal of the function it is given, if it knows one
-except ImportError:             # this file alone
-    def attend(plain, *args):
-        return plain(*args)
-
 
 @dataclass
 class GPTConfig:
@@ -85,7 +79,8 @@ class Cache:
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
         if end > buf.size(2):
-            more = x.new_empty(*x.shape[:2], max(end, self.size), *x.shape[3:])
+            room = 2 * end if end > self.size else min(2 * end, self.size)
+            more = x.new_empty(*x.shape[:2], room - buf.size(2), *x.shape[3:])
             self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]
@@ -107,7 +102,7 @@ class CausalSelfAttention(nn.Module):
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = attend(stick_attention, q, k, v)
+        y = stick_attention(q, k, v)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 

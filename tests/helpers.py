@@ -1,6 +1,7 @@
 """What several files of tests use: small models, random inputs, commands run in this process."""
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -18,8 +19,12 @@ from torch.nn import functional as F
 
 import data.text
 import kernels
+import model_cable
+import model_cope
+import model_tra
 from common import files, names
 from common.files import ROOT, in_one_line
+from rivals import classics, fox, stick
 
 torch.set_num_threads(1)
 MODEL_FILES = [*sorted(ROOT.glob("model_*.py")), *sorted(ROOT.glob("rivals/[a-z]*.py"))]
@@ -92,6 +97,10 @@ INTERPRET = kernels.INTERPRET
 CUDA = kernels.triton is not None and torch.cuda.is_available() and not INTERPRET
 DEVICE = "cuda" if CUDA else "cpu"
 WAYS = kernels.ON_GPU if INTERPRET or CUDA else kernels.ON_CPU
+# what kernels/ has faster ways of, as its file has it: a model that was made has the ways before it
+ORIGINALS = [inspect.unwrap(f) for f in (
+    model_cable.cable_attention, fox.fox_attention, classics.alibi_attention,
+    model_tra.tra_attention, model_cope.cope_attention, stick.stick_attention)]
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="needs Triton")
 
 

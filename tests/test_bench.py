@@ -8,8 +8,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import data.text
 import kernels
+from common.attention import attention_module, plain_function
 from common.names import make_model, models
-from common.spy import attention_module, plain_function
 from kernels import bench
 from tests.examples import example, in_float32
 from tests.helpers import close, command, complaint
@@ -70,9 +70,10 @@ def test_bench_takes_the_attention_of_a_trained_run(trained, monkeypatch):
     assert list(rows["20"]) == ["sdpa", "cable", "cable: kernel"]
     said = complaint(trained, "kernels.bench", *words, "learned", *FAST)
     assert "learned positions end at block_size=16" in said
+    way = kernels.cpu.cable_attention
     for wrong in (1.2, float("nan")):
-        monkeypatch.setattr(kernels, "faster", lambda plain, q, *rest, wrong=wrong: (
-            lambda *args: wrong * plain(*args)))
+        monkeypatch.setitem(kernels.ON_CPU, "cable_attention",
+                            lambda *args, wrong=wrong: wrong * way(*args))
         said = complaint(trained, "kernels.bench", *words, "cable", *FAST)
         assert "cable: kernel is not equal to the plain function at 20 tokens" in said
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import encoders.mlm
-from common.spy import spy
+from common.attention import attention_inputs
 from encoders import bert
 from tests.helpers import ENCODERS, N, close, make, mlp_by_hand, rng, turned
 
@@ -36,7 +36,7 @@ def test_an_encoder_attends_both_ways(name, monkeypatch):
     for padded in (0, 2):
         idx = torch.randint(1, 61, (2, 7))
         idx[1, 7 - padded:] = 0
-        with spy(model) as calls:
+        with attention_inputs(model) as calls:
             model(idx)
         for q, k, v, real, S, g in calls:
             assert (real is None) == (padded == 0)

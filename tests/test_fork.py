@@ -9,12 +9,10 @@ import torch
 
 import kernels
 from common import names
-from common.spy import plain_function, spy
+from common.attention import attention_inputs, plain_function
 from rivals import classics, fox
 from tests.examples import example
 from tests.helpers import DEVICE, EDITS, ROOT, SMALL, WAYS, close, make, with_gradients
-
-EDITED = "it was edited; kernels/ knows the original"
 
 
 def ids(*shape):
@@ -27,8 +25,9 @@ def arguments(case, T=30):
     return [x.float().to(DEVICE) if torch.is_tensor(x) else x for x in args]
 
 
-def line(why, name="cable"):
-    return f"model_mine.py: {name}_attention runs as it is written ({why})\n"
+def line(name):
+    return (f"model_mine.py: {name}_attention runs as it is written (it is not the one that "
+            "kernels/ knows)\n")
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -40,13 +39,13 @@ def test_an_edited_copy_runs_as_written_interpreted_too(name, edit, fork, monkey
     assert type(mine).__module__ == "model_mine"
     idx = ids(1, 30)
     got = with_gradients(mine, idx)
-    assert capsys.readouterr().err == line(EDITED, name)
+    assert capsys.readouterr().err == line(name)
     monkeypatch.setattr(kernels, "enabled", False)
     assert (got[0] - original(idx)[0]).abs().max() > 1e-2
     for a, b in zip(got, with_gradients(mine, idx)):
         # on CUDA CoPE's gather adds its gradients in any order
         close(a, b, 1e-4 if (name, DEVICE) == ("cope", "cuda") else 0)
-    with spy(mine) as calls:
+    with attention_inputs(mine) as calls:
         mine(idx)
     for args in calls:
         close(plain_function(module)(*args), module.literal(*args)[0], 1e-4)
@@ -58,16 +57,20 @@ OTHER_WORDS = [
 
 
 @pytest.mark.parametrize("edits", OTHER_WORDS, ids=["none", "a comment", "docstring, spaces"])
-def test_a_copy_with_other_words_keeps_its_faster_way_interpreted_too(edits, fork, capsys):
-    module = fork("cable", *edits)
-    fast = kernels.faster(module.cable_attention, *arguments("cable"))
-    assert fast is WAYS["cable_attention"] and capsys.readouterr().err == ""
+def test_a_copy_with_other_words_keeps_its_faster_way_interpreted_too(
+        edits, fork, monkeypatch, capsys):
+    module, called = fork("cable", *edits), []
+    monkeypatch.setitem(WAYS, "cable_attention", lambda *args: called.append(args))
+    kernels.install(module)
+    module.cable_attention(*arguments("cable"))
+    assert len(called) == 1 and capsys.readouterr().err == ""
 
 
 def test_a_helper_is_a_part_of_what_calls_it_interpreted_too(fork, capsys):
     module = fork("cope", ("z = z.to(p.dtype)", "z = 2 * z.to(p.dtype)"))
-    assert kernels.faster(module.cope_attention, *arguments("cope key P=5")) is None
-    assert capsys.readouterr().err == line(EDITED, "cope")
+    plain = module.cope_attention
+    kernels.install(module)
+    assert module.cope_attention is plain and capsys.readouterr().err == line("cope")
 
 
 HEAD = "def fox_attention(q, k, v, F_):"
@@ -79,27 +82,38 @@ def strange(folder, how):
     text = text[text.index(HEAD):text.index("\n\n\nclass Cache")] + "\n"
     made = dict(
         constant=text.replace("bias.mask", "(FACTOR * bias).mask"),
+        default=text.replace("F_):", "F_, factor=FACTOR):"),
         decorated="@same\n" + text,
         inside="def make(F):\n" + textwrap.indent(text, "    ") + "    return fox_attention\n"
                "fox_attention = make(F)\n",
-        module=text + "import experiments as F\n")[how]
+        module=text + "import experiments as F\n",
+        no_function="fox_attention = print\n",
+        executed=f"exec({text!r})\n",
+        recursive=text.replace("bias = ", "bias = 0 * fox_attention or "))[how]
     around = "from rivals.fox import *\nFACTOR = 2\ndef same(f):\n    return f\n"
     (folder / "model_mine.py").write_text(around + made)
-    return importlib.import_module("model_mine").fox_attention
+    return importlib.import_module("model_mine")
 
 
-ELSEWHERE = "it is decorated, or not at the top level of its file"
-
-
-@pytest.mark.parametrize("how, why", dict(
-    constant="it reads FACTOR, which kernels/ does not know",
-    module=EDITED, decorated=ELSEWHERE, inside=ELSEWHERE).items())
-def test_what_a_hash_would_not_see_runs_as_written_interpreted_too(how, why, copy, capsys):
-    """Each time one line, once, also where the text of the function is the original's."""
-    plain, args = strange(copy, how), arguments("fox")
+@pytest.mark.parametrize("how", ["constant", "default", "decorated", "inside", "module",
+                                 "no_function", "executed", "recursive"])
+def test_what_is_not_the_original_runs_as_written_interpreted_too(how, copy, capsys):
+    """One line says so, once, also where the text of the function is the original's."""
+    module = strange(copy, how)
+    plain = module.fox_attention
     for _ in range(2):
-        assert kernels.faster(plain, *args) is None
-    assert capsys.readouterr().err == line(why, "fox")
+        kernels.install(module)
+    assert module.fox_attention is plain and capsys.readouterr().err == line("fox")
+
+
+def test_a_hash_sees_the_numbers_that_a_function_reads(copy):
+    text = "N = {}\ndef half(x):\n    return x / N\ndef f(x):\n    return half(\n{}\n)\n"
+    found = []
+    cases = ("2", "x"), ("2.0", "x"), ("2", "x  # y"), ("[2]", "x"), ("2", "f(x)")
+    for n, words in enumerate(cases):
+        (copy / f"made_{n}.py").write_text(text.format(*words))
+        found.append(kernels.fingerprint(importlib.import_module(f"made_{n}").f))
+    assert found[0] == found[2] and len(set(found)) == 4 and found[3] is None
 
 
 def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import kernels
 import model_cable
-from common.spy import plain_function
+from common.attention import plain_function
 from rivals import fox
 from tests.examples import example, in_float32
 from tests.helpers import (
@@ -17,6 +17,7 @@ from tests.helpers import (
     gradients,
     heads,
     literal_of,
+    random_qkv,
     same_as,
     steps_of,
     summed,
@@ -83,6 +84,16 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert fast(*args) is None
+
+
+def test_how_far_later_rows_count_moves_no_bit_of_earlier_ones():
+    for seed in range(30):
+        q, k, v = random_qkv(Tq=130, Tk=130, dtype=torch.float32, seed=seed)
+        k[..., 0] = k[..., 0].abs() + 1
+        far, table = q.clone(), torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))
+        far[:, :, 65:] = torch.tensor([-20.0, 0, 0, 0, 0, 0])  # all gates nearly closed
+        near, far = (kernels.cpu_count.cope_attention(x, k, v, table)[:, :, :65] for x in (q, far))
+        assert torch.equal(near, far)
 
 
 def test_what_the_cpus_way_leaves_to_the_plain_function():

@@ -6,27 +6,27 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import kernels
 import model_cable
 import model_cope
 import model_tra
 from common import names
-from common.spy import attention_module, plain_function, spy
+from common.attention import attention_inputs, attention_module, plain_function
 from rivals import classics, fox
 from tests.helpers import MODELS, close, make
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_spy_sees_what_the_literal_form_explains(name):
+def test_attention_inputs_are_what_the_literal_form_explains(name):
     """What attention was called with, put into the literal form, is what the layer goes on with."""
     model, went_on = make(name), []
     module = attention_module(model)
-    plain, enabled = plain_function(module), kernels.enabled
+    plain = plain_function(module)
+    before = getattr(module, plain.__name__)
     for block in model.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _, args: went_on.append(args[0]))
-    with torch.no_grad(), spy(model) as calls:
+    with torch.no_grad(), attention_inputs(model) as calls:
         model(torch.randint(0, 61, (2, 20)))
-    assert plain_function(module) is plain and kernels.enabled == enabled
+    assert getattr(module, plain.__name__) is before
     assert len(calls) == len(went_on) == 2
     for args, y in zip(calls, went_on):
         assert len(args) == len(inspect.signature(plain).parameters)
@@ -39,7 +39,7 @@ def test_a_spy_sees_what_the_literal_form_explains(name):
 def test_cable_and_fox_sum_their_steps_in_float32_under_autocast():
     for name, sums in (("cable", slice(3, 5)), ("fox", slice(3, 4)), ("tra", slice(3, 4))):
         model = make(name)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), spy(model) as calls:
+        with attention_inputs(model) as calls, torch.autocast("cpu", torch.bfloat16):
             model(torch.randint(0, 61, (2, 600)))
         assert calls[0][0].dtype == torch.bfloat16
         for x in calls[0][sums]:  # not a float32 of what was summed in bfloat16

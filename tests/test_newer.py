@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import kernels
 from common import names
-from common.spy import plain_function
+from common.attention import plain_function
 from rivals import path, ssmax, stick
 from rivals.path import path_attention
 from tests.examples import example, path_formula

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from common import names
+from common.attention import attention_inputs, attention_module, plain_function
 from common.settings import new_settings
-from common.spy import attention_module, plain_function, spy
 from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
 
 
@@ -25,7 +25,7 @@ def test_the_guides_own_row_is_a_model(copy):
     step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
     close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
     module = attention_module(model)
-    with spy(model) as calls:
+    with attention_inputs(model) as calls:
         model(torch.arange(9)[None])
     close(plain_function(module)(*calls[0]), module.literal(*calls[0])[0], 1e-5)
 

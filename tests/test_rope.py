@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from common.spy import spy
+from common.attention import attention_inputs
 from rivals.rope import REPAIRS, SINKS, Cache, Turn, literal, rope_attention, turned
 from tests.helpers import INF, TINY_FLAGS, N, close, command, complaint, make, mlp_by_hand
 
@@ -86,7 +86,7 @@ def test_a_mixture_is_its_layers(name, changes):
     """Layer 0 has RoPE, and in rope_nope layer 1 has no positions; literal says the same."""
     model = make(name, **changes, block_size=L, n_head=2, n_embd=16).double()
     config, idx = model.config, torch.randint(61, (1, 3 * L - 1))
-    with spy(model) as calls, torch.no_grad():
+    with attention_inputs(model) as calls, torch.no_grad():
         got = model(idx)[0]
         x = model.wte.weight[idx]
         for layer, block in enumerate(model.h):

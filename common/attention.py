@@ -3,8 +3,8 @@ import functools
 import inspect
 import sys
 from contextlib import contextmanager
+from unittest import mock
 
-from common.device import kernels
 from common.files import fail
 
 
@@ -18,8 +18,8 @@ def attention_module(model):
 
 def plain_function(module):
     """
-    What computes the attention in a model's module: the one function with the arguments of
-    `literal`, without a literal the one whose name ends in attention. Else None.
+    What computes the attention in a model's module, as it is written there: the one function with
+    the arguments of `literal`, without a literal the one whose name ends in attention. Else None.
     """
     arguments = {name: list(inspect.signature(function).parameters)
                  for name, function in inspect.getmembers(module, inspect.isfunction)}
@@ -28,11 +28,11 @@ def plain_function(module):
         names = [name for name in arguments if arguments[name] == literal]
     else:
         names = [name for name in arguments if name.endswith("attention")]
-    return getattr(module, names[0]) if len(names) == 1 else None
+    return inspect.unwrap(getattr(module, names[0])) if len(names) == 1 else None
 
 
 @contextmanager
-def spy(model):
+def attention_inputs(model):
     """
     Within it the plain function runs. Yields a list of its calls' arguments, defaults included: one
     tuple (q, k, v, ...) for every layer of every forward.
@@ -49,13 +49,5 @@ def spy(model):
         bound.apply_defaults()
         calls.append(tuple(bound.arguments.values()))
         return plain(*args, **kwargs)
-    enabled = kernels and kernels.enabled
-    setattr(module, plain.__name__, noted)
-    try:
-        if kernels:
-            kernels.enabled = False
+    with mock.patch.object(module, plain.__name__, noted):
         yield calls
-    finally:
-        setattr(module, plain.__name__, plain)
-        if kernels:
-            kernels.enabled = enabled
