@@ -11,6 +11,7 @@ Step t draws its data from (seed, t) alone, its dropout from these and the proce
 resumed run goes on as if uninterrupted. batch_size counts the sequences of all processes together:
 more GPUs see the same data. Ctrl-C saves and exits with 130.
 """
+import gc
 import math
 import os
 import shlex
@@ -140,13 +141,32 @@ def task_and_model(c, saved, device, rank, world):
     return task, model
 
 
+def compiled(model, device):
+    """The model under torch.compile, or as it is where there is no Triton, or no C++ compiler."""
+    try:
+        torch.compile(lambda x: x.sin())(torch.ones(2, device=device))
+        return torch.compile(model)
+    except Exception as e:  # torch and its compilers have many
+        why = f"{type(e).__name__}: {next(filter(None, str(e).splitlines()), '')}"
+        say(f"torch.compile does not work here, so training goes on without it ({why[:200]})")
+        return model
+
+
 def show_settings(c, task, model, where):
     for title, cls in configs(sys.modules[type(model).__module__], type(task)).items():
         words = " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(cls))
         say(textwrap.fill(f"{title:9} {words}", 100, subsequent_indent=" " * 10))
     say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {where}")
-    if where.startswith("cuda") and c.size == "nano":
-        say("nano is made for a CPU: README.md, With a GPU, has what a card is for")
+    if hasattr(task, "streams"):
+        tokens = c.max_iters * c.gradient_accumulation_steps * c.batch_size * c.block_size
+        passes = tokens / len(task.streams["train"])
+        say(f"{tokens:,} tokens = {passes:.1f} passes over this text")
+        if passes > 10:
+            say("more than 10 passes: a model learns its text by heart; add text, or take fewer "
+                "--max_iters")
+        if where.startswith("cuda") and c.size == "nano":
+            say("nano is made for a CPU. What a card is for begins with: python train.py --model "
+                f"{c.model} --size micro --data packages")
 
 
 def fail_not_finite(model, loss, it):
@@ -158,9 +178,8 @@ def fail_not_finite(model, loss, it):
     fail(f"{what} is not finite by iter {it}; {advice}")
 
 
-def main(argv=None):
-    c, out, saved = settings_of(sys.argv[1:] if argv is None else argv)
-    check(c)
+def train(c, out, saved):
+    """The whole run -> whether its result is to be scored here, and its task."""
     device, context, where = setup(c)
     rank, world = start_processes(c, device)
     task, raw_model = task_and_model(c, saved, device, rank, world)
@@ -184,17 +203,18 @@ def main(argv=None):
 
     # compiled, and shared
     compiling = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
-    model = torch.compile(raw_model) if compiling else raw_model
+    model = compiled(raw_model, device) if compiling else raw_model
+    show_settings(c, task, raw_model, where + (", torch.compile" if model is not raw_model else ""))
     if world > 1:
         model = DistributedDataParallel(model)
-    show_settings(c, task, raw_model, where + (", torch.compile" if compiling else ""))
     say(f"writing to {out}, from iter {start}")
 
     # the loop; Ctrl-C, kill and a closed terminal only ask for its end
     it, logged, clock = start, start, time.monotonic()
     finite = torch.zeros((), device=device)
-    with asked_to_stop() as stop, log:
+    with asked_to_stop() as (stop, listen), log:
         for micro_batches in batches(task, c, start, device, rank, world):
+            listen()
             lr = get_lr(c, it)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -248,7 +268,7 @@ def main(argv=None):
             # validate
             best = False
             if validating:
-                row = validate(model, task, c, device, context)
+                row = validate(raw_model, task, c, device, context)  # no other lengths to compile
                 best = row["val_loss"] < best_val_loss
                 best_val_loss = min(best_val_loss, row["val_loss"])
                 report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
@@ -278,9 +298,20 @@ def main(argv=None):
         sys.exit(130)
     say(f"trained {it} iters in {seconds:.0f} s, best val loss {best_val_loss:.4f}; "
         f"{out}/ckpt.pt is the last, best.pt the best")
+    return c.evaluate and not rank, task
 
-    # evaluation
-    if c.evaluate and not rank:
+
+def main(argv=None):
+    c, out, saved = settings_of(sys.argv[1:] if argv is None else argv)
+    check(c)
+    score, task = train(c, out, saved)
+    if score:
+        del saved  # with the model and its optimizer: what follows may need all of the memory
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         told = [flag for flag in ("device", "dtype", "kernel") if getattr(c, flag) != "auto"]
         words = [f"--{flag}={getattr(c, flag)}" for flag in told]
         script("eval.py", out, *words)

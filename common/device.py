@@ -48,7 +48,10 @@ def choose_device(name):
     except RuntimeError:
         fail(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps")
     if name == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        if there["cuda"] == 1 and "LOCAL_WORLD_SIZE" not in os.environ:
+            rank = 0  # srun shows each process a GPU of its own; torchrun shows all to each
+        device = torch.device("cuda", rank)
     number = there.get(device.type, 0)
     if (device.index or 0) >= number:
         fail(f"--device {device}: torch {torch.__version__} finds {number} of these, counted from "

@@ -13,7 +13,7 @@ from common.files import fail
 class TrainConfig:
     model: str = "cable"          # a name from the VARIANTS of any model file
     init_from: str = ""           # begin with the weights of this run; its model may be another
-    size: str = "nano"            # preset; text: nano tiny small medium; tasks: nano paper
+    size: str = "nano"            # preset; text: nano micro tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together
     gradient_accumulation_steps: int = 1  # micro-steps per step; their means count alike
     max_iters: int = 1000         # optimizer steps; after lr_decay_iters the rate stays as it is

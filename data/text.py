@@ -50,6 +50,10 @@ class Task(tasks.Task):
         "nano": dict(  # for two CPU cores
             n_layer=4, n_head=4, n_embd=128, block_size=256, batch_size=16, max_iters=750,
             learning_rate=4e-3, min_lr=4e-4, warmup_iters=50, eval_interval=250, eval_iters=20),
+        "micro": dict(  # 14M parameters, for one GPU: some minutes
+            n_layer=6, n_head=6, n_embd=384, block_size=512, tokenizer="gpt2_8k", batch_size=128,
+            max_iters=3000, learning_rate=2e-3, min_lr=2e-4, warmup_iters=200, eval_interval=250,
+            eval_iters=20),
         "tiny": LARGE | dict(
             n_layer=6, n_head=8, n_embd=512, batch_size=64, gradient_accumulation_steps=8),
         "small": LARGE | dict(

@@ -235,8 +235,8 @@ class GPT(nn.Module):  # the scripts look for this name; it is a BERT
             angle = pos[:, None] * freq                                         # (T, C/2)
             x = x + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :C].to(x.dtype)
         real = idx != PAD
-        keys = None  # a batch without padding needs no mask
-        if not real.all():
+        keys = None  # a batch without padding needs no mask; a compiled graph does not look
+        if torch.compiler.is_compiling() or not real.all():
             keys = real | ~real.any(1, keepdim=True)  # a softmax needs a key, also in an empty text
         x = self.drop(x)
         for block in self.h:

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -225,7 +224,7 @@ def work(jobs, at_once, device):
                 print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
             for process in list(RUNNING):
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
     return failed

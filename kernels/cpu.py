@@ -25,6 +25,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .cpu_count import apply
+
 LONG = 1024  # keys: up to here no key is left out, and no row sees anything of a later token
 BLOCK = 128  # query rows in a call
 NEAR = 64    # keys: rows that look no farther are alike
@@ -43,10 +45,9 @@ def cable_attention(q, k, v, S, g=None):
     full = {x.dtype for x in (q, k, v, S, g)} in ({torch.float32}, {torch.float64})
     if not full or torch.is_autocast_enabled("cpu"):
         return None
-    whole = Tk <= LONG or torch.compiler.is_compiling()  # no key is left out
-    if Tq < Tk and (whole or Tq < FEW):
+    if Tq < Tk and (Tk <= LONG or Tq < FEW):
         return None
-    first = None if whole else first_keys(q, k, S, g)
+    first = first_keys(q, k, S, g) if Tk > LONG else None
     q = torch.cat((torch.stack((-g * S[:, :, Tk - Tq:], g), -1), q / math.sqrt(q.size(3))), -1)
     k = torch.cat((torch.stack((torch.ones_like(S), S), -1), k), -1)
     v = F.pad(v, (0, 2))  # as many channels
@@ -56,7 +57,7 @@ def cable_attention(q, k, v, S, g=None):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
     else:
         first = F.pad(first, (0, -Tq % 16), value=Tk)
-        y = Decaying.apply(*(x.flatten(0, 1) for x in (q, k, v, first))).view(q.shape)
+        y = apply(Decaying, *(x.flatten(0, 1) for x in (q, k, v, first))).view(q.shape)
     return y[:, :, :Tq, :-2]
 
 

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 ROWS = 64     # query rows in a block
+MANY = 1024   # keys from which CoPE is ahead of its plain function, compiled
 FAR = -1e30   # a logit that weighs exactly 0; in a row of minus infinities the weights are NaN
 sigmoid_backward = torch.ops.aten.sigmoid_backward
 
@@ -24,7 +25,7 @@ def tra_attention(q, k, v, log_decay):
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):
     """cope_attention of model_cope.py, or None for what is left to that."""
-    return run(CoPE, q, k, v, pos_emb, gate_keys)
+    return run(CoPE, q, k, v, pos_emb, gate_keys, compiled_from=MANY)
 
 
 def stick_attention(q, k, v):
@@ -32,15 +33,27 @@ def stick_attention(q, k, v):
     return run(Stick, q, k, v)
 
 
-def run(function, *args):
-    """None in half precision, and under torch.compile, which does well with the plain functions."""
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+def run(function, *args, compiled_from=math.inf):
+    """
+    None in half precision, and under torch.compile, which does better with plain functions of fewer
+    than compiled_from keys.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    if torch.compiler.is_compiling() and args[1].size(2) < compiled_from:
         return None
     types = {x.dtype for x in args if x is not None}
     if types not in ({torch.float32}, {torch.float64}):
         return None
     if not torch.is_grad_enabled():  # then nothing is kept
         args = [x if x is None else x.detach() for x in args]
+    return apply(function, *args)
+
+
+def apply(function, *args):
+    """Under torch.compile its graph ends here and begins anew."""
+    if torch.compiler.is_compiling():  # no decorator: every start would import torch._dynamo for it
+        return torch.compiler.disable(function.apply)(*args)
     return function.apply(*args)
 
 

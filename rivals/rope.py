@@ -71,7 +71,7 @@ class Turn:
         self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
         self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
         self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, (0, window))  # see Cache
-        self.nope = nope
+        self.nope, self.far = nope, None
         base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
         c = torch.arange(d // 2, dtype=torch.float64)
         slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
@@ -85,7 +85,7 @@ class Turn:
 
     def m(self, i):
         if self.repair == "log_n":
-            return ((i.double() + 1).log() / math.log(self.L)).clamp(min=1)
+            return ((i.double() + 1).log() / math.log(max(self.L, 2))).clamp(min=1)
         return (0.1 * math.log(self.s) + 1) ** 2 if self.repair == "yarn" else 1.0
 
     def visible(self, i, j):
@@ -104,9 +104,14 @@ class Turn:
             return (j < SINKS) & (i >= self.L), torch.full_like(i, self.L - 1), j
 
     def waves(self, pos, m=1.0):
-        """m cos and m sin of theta' pos (T,) -> (T, d) each. float64: a million has to fit."""
+        """m cos and m sin of theta' pos (T,) -> (2, T, d). float64: a million has to fit."""
         angle = pos.cpu().double()[:, None] * torch.cat((-self.theta, self.theta))
-        return angle.cos() * m, angle.sin() * m
+        return torch.stack((angle.cos(), angle.sin())) * m
+
+    def far_waves(self, i, j):
+        """The waves that turn q and k, turned by i and j, on to the places of far keys."""
+        _, at_i, at_j = self.places(i, j)
+        return self.waves((at_i - i)[:, 0]), self.waves(at_j - j)
 
 
 def turned(x, waves):
@@ -153,16 +158,15 @@ def rope_attention(q, k, v, at, turn):
     """
     Tq, Tk = q.size(2), k.size(2)
     plain = not turn.keeps[1] and turn.repair not in ("rerope", "selfextend")
-    if plain and Tq in (1, Tk):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
+    if plain and Tq in (1, Tk):  # under torch.compile Tq == Tk may be a symbol
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True if Tq == Tk else False)
     i, j = at[-Tq:, None], at
     seen, places = turn.visible(i, j), turn.places(i, j)
     if places is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    far, at_i, at_j = places
-    q_far = turned(q, turn.waves((at_i - i)[:, 0]))
-    k_far = turned(k, turn.waves(at_j - j))
-    logits = torch.where(far, q_far @ k_far.transpose(-1, -2), q @ k.transpose(-1, -2))
+    q_waves, k_waves = turn.far or turn.far_waves(i, j)
+    q_far, k_far = turned(q, q_waves), turned(k, k_waves)
+    logits = torch.where(places[0], q_far @ k_far.transpose(-1, -2), q @ k.transpose(-1, -2))
     logits = (logits / math.sqrt(q.size(3))).masked_fill(~seen, float("-inf"))
     return logits.softmax(-1).to(v.dtype) @ v
 
@@ -291,10 +295,13 @@ class GPT(nn.Module):
         if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind
         turn = Turn(repair, d, config.block_size, size, window, nope)
-        waves = turn.waves(at, turn.m(at[:, None])), turn.waves(at)
+        here, T = self.wte.weight, len(at)  # a GPU waits for what comes from the CPU: once for all
+        waves = turn.waves(at, turn.m(at[:, None])).to(here), turn.waves(at).to(here)
         if cache is not None:
             at = cache.append(f"at{nope}", at[None, None], *turn.keeps)[0, 0]
-        return at.to(self.wte.weight.device), turn, *waves
+        if repair in ("rerope", "selfextend"):
+            turn.far = [wave.to(here) for wave in turn.far_waves(at[-T:, None], at)]
+        return at.to(here.device), turn, *waves
 
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""

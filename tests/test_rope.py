@@ -124,6 +124,25 @@ def test_cached_is_whole_and_no_later_token_matters(name, changes, pieces):
         assert torch.equal(model(other)[0][:, :30], whole[:, :30])
 
 
+@pytest.mark.slow
+def test_lengths_that_vary_are_compiled_as_one_graph():
+    torch.compiler.reset()
+    whole = dict(backend="eager", fullgraph=True)  # a break would be an error
+    rope = torch.compile(make("rope"), **whole)
+    bert = torch.compile(make("bert_cable").encode, **whole)  # what it scores depends on the data
+    for T in (16, 12, 9, 14):
+        idx = torch.randint(3, 61, (2, T))
+        rope(idx, idx), bert(idx)
+
+
+@pytest.mark.parametrize("repair", ["", "rerope", "selfextend"])
+def test_what_comes_from_the_cpu_comes_once_for_all_layers(repair, monkeypatch):
+    waves, made = Turn.waves, []
+    monkeypatch.setattr(Turn, "waves", lambda *args: made.append(1) or waves(*args))
+    make("rope", repair=repair, n_layer=3)(torch.zeros(1, 40, dtype=torch.long))
+    assert len(made) == (4 if repair else 2)
+
+
 @pytest.mark.parametrize("repair", ["window", "sinks"])
 def test_a_window_keeps_constant_memory(repair):
     model, cache = make("rope", repair=repair, block_size=L), Cache(100)
@@ -139,6 +158,11 @@ def test_only_a_layer_without_positions_keeps_a_whole_text():
         for _ in range(6):
             model(torch.zeros(1, 10, dtype=torch.long), cache=cache)
     assert [cache.buf[name].size(2) for name in ("k0", "v0", "k1", "v1")] == [5, 5, 60, 60]
+
+
+def test_log_n_of_a_window_of_one_token_is_finite():
+    model = make("rope", repair="log_n", block_size=1)
+    assert model(torch.zeros(1, 9, dtype=torch.long))[0].isfinite().all()
 
 
 def test_repairs_of_layers_that_see_no_new_distance_are_refused():
