@@ -65,6 +65,11 @@ def asked_to_stop():
             signal.signal(number, handler)
 
 
+SMALLER = dict(  # what to do in a script where memory ends
+    train="halve --batch_size, and double --gradient_accumulation_steps",
+    eval="take shorter --lengths", sample="take a shorter prompt, or fewer --max_new_tokens")
+
+
 def in_one_line(kind, error, trace):
     """
     For sys.excepthook. Ctrl-C, a full disk or memory and a ValueError that one of our files raises
@@ -80,8 +85,8 @@ def in_one_line(kind, error, trace):
     ours = ours and (last.line or "").startswith("raise ")
     message = str(error)
     if issubclass(kind, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in message:
-        message = ("this does not fit into memory: halve --batch_size (in training, double "
-                   "--gradient_accumulation_steps) or the lengths")
+        less = SMALLER.get(Path(sys.argv[0]).stem, "ask for less")
+        message = f"this does not fit into memory: {less}"
     elif not issubclass(kind, OSError) and not (issubclass(kind, ValueError) and ours):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,5 +1,6 @@
 """train.py and bad input: one clear line, exit code not 0, nothing lost."""
 import shutil
+import sys
 
 import pytest
 import torch
@@ -151,7 +152,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
     assert not list((home / "run").glob("*tmp*"))
 
 
-def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
+def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd, monkeypatch):
     def said(error):
         try:
             raise error
@@ -159,6 +160,8 @@ def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(capfd):
             in_one_line(type(e), e, e.__traceback__)
         return capfd.readouterr().err
     assert said(OSError("no space")) == "error: no space\n"
-    for error in (MemoryError("1 TiB"), torch.OutOfMemoryError("CUDA out of memory")):
-        assert said(error).startswith("error: this does not fit into memory: halve --batch_size")
+    for error, script, less in ((MemoryError("1 TiB"), "train.py", "halve --batch_size"),
+                                (torch.OutOfMemoryError("CUDA"), "sample.py", "take a shorter")):
+        monkeypatch.setattr(sys, "argv", [f"/anywhere/{script}"])
+        assert said(error).startswith(f"error: this does not fit into memory: {less}")
     assert "ZeroDivisionError: ours" in said(ZeroDivisionError("ours"))

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import kernels
 import model_cable
 import model_cope
 import model_tra
 from common import names
 from common.attention import attention_inputs, attention_module, plain_function
 from rivals import classics, fox
-from tests.helpers import MODELS, close, make
+from tests.helpers import MODELS, NAMES, close, make
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -91,6 +92,30 @@ def test_training_and_decoding_under_autocast(name):
     if name not in ("tra", "learned_hard"):  # where a rounding may choose another set of keys
         for got in (logits, torch.cat(pieces, 1)):
             assert (got - want).abs().mean() < 0.1 * want.abs().mean()
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "learned_hard"])
+def test_gradients_are_slopes_of_the_loss(name, enabled, monkeypatch):
+    """All parameters move a little, along one random direction. (A hard choice has no slope.)"""
+    monkeypatch.setattr(kernels, "enabled", enabled)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # gates, and the loss
+    model = make(name).double()
+    weights = [p for name, p in model.named_parameters() if name != "w_p.weight"]  # of searches
+    moves = [torch.randn_like(p) for p in weights]
+    idx = torch.randint(3, 61, (2, 2, 20))
+
+    def value():
+        torch.manual_seed(1)
+        return model(*idx)[1]
+    slope = sum((g * u).sum() for g, u in zip(torch.autograd.grad(value(), weights), moves))
+    values = []
+    with torch.no_grad():
+        for n in (1, -2):  # a step forward, then one behind the start
+            for p, u in zip(weights, moves):
+                p.add_(n * 1e-6 * u)
+            values.append(value().item())
+    assert slope.item() == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", MODELS)

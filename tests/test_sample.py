@@ -65,6 +65,12 @@ def test_a_cache_is_told_how_many_tokens_there_will_be(monkeypatch):
     assert told == [20_009]
 
 
+@pytest.mark.parametrize("name", ["cable", "rope"])
+def test_tokens_that_may_come_cost_nothing_yet(name):
+    """A billion would be terabytes."""
+    assert next(sample.generate(make(name), torch.zeros(1, 3, dtype=torch.long), 10**9)) is not None
+
+
 def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):
     logits = torch.tensor([0.0, 1, 2, 3])
     monkeypatch.setattr(sample, "new_cache", lambda model, size: None)
@@ -74,6 +80,7 @@ def test_what_is_sampled_follows_the_temperature_top_k_and_top_p(monkeypatch):
     two = torch.tensor([0, 0, 1, math.e]) / (1 + math.e)
     for how, want in ((dict(temperature=2.0), (logits / 2).softmax(-1)), (dict(top_k=2), two),
                       (dict(top_p=0.7), two), (dict(top_p=0.5), F.one_hot(torch.tensor(3), 4)),
+                      (dict(top_k=2, top_p=0.7), F.one_hot(torch.tensor(3), 4)),  # .73 of two
                       (dict(top_k=3, top_p=0.999), p[1:].div(p[1:].sum()))):
         new, = sample.generate(None, idx, 1, **how)
         want = F.pad(want, (4 - len(want), 0))

@@ -97,6 +97,7 @@ def test_batches_are_windows_of_their_split_and_from_all_over_it(prepared):
         starts = [next(n for n in range(len(stream)) if stream[n:n + 12] == row)
                   for row in x.tolist()]
         assert min(starts) < 0.1 * len(stream) and max(starts) > 0.9 * len(stream)
+        assert {start % 2 for start in starts} == {0, 1}
 
 
 def test_what_of_a_folder_is_read(prepared, capfd):
