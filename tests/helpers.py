@@ -135,6 +135,27 @@ def steps_of(B, H, T):
     return (13 * torch.randn(B, H, T)).round() / 64
 
 
+def far_keys_along_q(Tq, Tk, far):
+    """
+    q, k, v: `far` keys lie along the queries, those that come after across them. So far logits, 4,
+    are as large as |q| |k| allows, and others 0. Far values are a million: e^-20 of them is seen.
+    """
+    q, k, v = torch.zeros(1, 1, Tq, 16), torch.zeros(1, 1, Tk, 16), torch.randn(1, 1, Tk, 16)
+    q[..., 0], k[:, :, :far, 0], k[:, :, far:, 1] = 4, 4, 4
+    v[:, :, :far] *= 1e6
+    return q, k, v
+
+
+def leaves_nothing_out(fast, module, inputs, tolerance=1e-5):
+    want = module.literal(*(x.double() for x in inputs))[0]
+    close(fast(*(x.to(DEVICE) for x in inputs)).cpu(), want, tolerance)
+
+
+def one_step(Tk, at, size):
+    """The sums S of steps of which one, at key `at`, is not 0."""
+    return torch.where(torch.arange(Tk) < at, 0.0, size).expand(1, 1, Tk)
+
+
 def summed(f):
     """cable_attention as a function of its steps instead of their sum."""
     return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g)

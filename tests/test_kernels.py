@@ -14,9 +14,12 @@ from tests.helpers import (
     CUDA,
     INTERPRET,
     close,
+    far_keys_along_q,
     gradients,
     heads,
+    leaves_nothing_out,
     literal_of,
+    one_step,
     random_qkv,
     same_as,
     steps_of,
@@ -84,6 +87,12 @@ def test_what_counts_on_a_cpu_keeps_to_the_past(case):
     assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert fast(*args) is None
+
+
+def test_what_nearly_reaches_the_bound_is_not_dropped():
+    """Far logits are 4 - 24; with 17 + ln T below a row's own of 0 they would be left out."""
+    inputs = *far_keys_along_q(600, 1300, far=700), one_step(1300, at=700, size=24.0)
+    leaves_nothing_out(kernels.cpu.cable_attention, model_cable, inputs)
 
 
 def test_how_far_later_rows_count_moves_no_bit_of_earlier_ones():

@@ -30,11 +30,14 @@ from tests.helpers import (
     SMALL,
     WAYS,
     close,
+    far_keys_along_q,
     gradients,
     heads,
+    leaves_nothing_out,
     literal_of,
     make,
     needs_triton,
+    one_step,
     process,
     same_as,
     steps_of,
@@ -146,6 +149,18 @@ def test_interpreted_kernel_without_what_has_decayed(Tq, Tk, d, rate, dtype, mon
     for a, b, c in zip(whole, some, again):
         close(a, b, 1e-6 * max(1, a.abs().max().item()))
         assert torch.equal(b, c)
+
+
+@with_kernels
+def test_interpreted_kernel_drops_nothing_that_nearly_reaches_the_bound(monkeypatch):
+    """CABLE's bound is on a single key, TRA's on the sum of all that a row still has to come."""
+    monkeypatch.setattr(kernels.separable, "LONG", 64)
+    inputs = *far_keys_along_q(132, 260, far=128), one_step(260, at=128, size=24.0)
+    leaves_nothing_out(kernels.separable.cable_attention, model_cable, inputs)
+    q, k, v = far_keys_along_q(16, 244, far=128)
+    k[:, :, 128:, 0] = 1e-4  # near keys survive, too: the first row has counted 101
+    inputs = q, k, 10 * v, torch.full((1, 1, 16), -0.2)  # without the first far keys: 0.7 off
+    leaves_nothing_out(kernels.tra.tra_attention, model_tra, inputs, 5e-3)
 
 
 @with_kernels
