@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -60,10 +61,15 @@ def test_training_goes_on_where_nobody_reads_any_more(home, pair):
 
 
 def interrupted(monkeypatch, name, at):
-    """A Ctrl-C, a kill or a closed terminal at the beginning of step `at`, counted from 1."""
+    """
+    A Ctrl-C, a kill or a closed terminal at the beginning of step `at`, counted from 1. In the step
+    before something else takes the signal, as LLVM does where Triton compiles.
+    """
     get_lr = train.get_lr
 
     def counted(c, it):
+        if it + 2 == at:
+            signal.signal(getattr(signal, name), signal.default_int_handler)
         if it + 1 == at:
             os.kill(os.getpid(), getattr(signal, name))
         return get_lr(c, it)
@@ -141,6 +147,44 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     command(home, "train.py", "--resume", "broken", "--no-evaluate", "--max_iters", 14)
     assert list(losses(home / "broken")[0]) == list(range(1, 15))
+
+
+def test_scores_have_the_memory_of_the_training(home, monkeypatch):
+    """Model and optimizer are gone when eval.py and sample.py start."""
+    ran, there = [], []
+    made, adamw = names.make_model, torch.optim.AdamW
+
+    def watched(make):
+        def kept(*args, **how):
+            thing = make(*args, **how)
+            there.append(weakref.ref(thing))
+            return thing
+        return kept
+    monkeypatch.setattr(names, "make_model", watched(made))
+    monkeypatch.setattr(torch.optim, "AdamW", watched(adamw))
+    with standing_in(home), monkeypatch.context() as patch:
+        patch.setattr(train, "script", lambda *_: ran.append([ref() for ref in there]))
+        train.main(["--data", "notes", "--max_iters", "2", *TINY_FLAGS])
+    assert ran == [[None, None]] * 2
+
+
+def test_where_nothing_compiles_training_goes_on(home, monkeypatch):
+    def no_compiler(model):
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nmore")
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    out, _ = command(home, "train.py", *TINY_RUN, "--compile", "on", "--out_dir", "run")
+    assert ("torch.compile does not work here, so training goes on without it (RuntimeError: "
+            "InvalidCxxCompiler: No working C++ compiler found)") in out
+    assert "attention in PyTorch\n" in out and "iter 1/1" in out
+
+
+def test_how_often_a_text_is_read_is_said(home):
+    (home / "short.txt").write_text("a word" * 333 + "\n")  # 1,999 bytes, and a token before them
+    words = "train.py", "--data", "short.txt", "--no-evaluate", *TINY_FLAGS, "--max_iters", 1
+    out, _ = command(home, *words, "--out_dir", "once")
+    assert "\n64 tokens = 0.0 passes over this text\n" in out and "by heart" not in out
+    out, _ = command(home, *words, "--batch_size", 1200, "--out_dir", "often")
+    assert "\n19,200 tokens = 10.7 passes over this text\nmore than 10 passes: a model" in out
 
 
 def test_batches_are_drawn_ahead_and_are_those_of_their_step(monkeypatch):
