@@ -34,20 +34,20 @@ def plain_function(module):
 @contextmanager
 def attention_inputs(model):
     """
-    Within it the plain function runs. Yields a list of its calls' arguments, defaults included: one
-    tuple (q, k, v, ...) for every layer of every forward.
+    Yields a list, to which every call of the attention within adds its arguments, defaults
+    included: one tuple (q, k, v, ...) for every layer of every forward.
     """
     module = attention_module(model)
     plain, calls = plain_function(module), []
     if not plain:
         fail(f"{module.__name__}.py: not one function has the arguments of literal")
-    signature = inspect.signature(plain)
+    runs, signature = getattr(module, plain.__name__), inspect.signature(plain)
 
-    @functools.wraps(plain)
+    @functools.wraps(runs)
     def noted(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         calls.append(tuple(bound.arguments.values()))
-        return plain(*args, **kwargs)
+        return runs(*args, **kwargs)
     with mock.patch.object(module, plain.__name__, noted):
         yield calls

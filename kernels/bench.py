@@ -8,6 +8,7 @@ scaled_dot_product_attention on the same q, k and v.
         one cached token after a long context: ms; also of RoPE repaired at test time
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
         plain as in the model file, literal T x T, and the way of kernels/, which is compared;
+        beyond 4,096 tokens this way alone, as the others keep matrices of T x T;
         on a GPU flex, torch's FlexAttention, for CABLE and FoX, with gradients where torch can
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
@@ -110,7 +111,7 @@ def compile_first(args, name):
     training_step(args, name)[0]()
 
 
-def train(args):
+def train(args, _):
     names = compared(args)
     if args.device.type == "cuda":  # one after the other, seven models took 15 minutes
         asked = argparse.Namespace(**vars(args) | dict(autocast=None))  # the child makes its own
@@ -124,7 +125,7 @@ def train(args):
         for name, t in seconds.items()})
 
 
-def decode(args):
+def decode(args, _):
     n = (args.lengths or [4096])[0]
 
     def prepare(model, idx):
@@ -148,15 +149,17 @@ def decode(args):
 # -----------------------------------------------------------------------------
 # attentions alone
 
-def attention(args):
-    """By length and name: forward alone, and forward and backward."""
+def attention(args, save):
+    """By length and name: forward alone, and forward and backward. save(rows) after each."""
     rows = {}
     for T in args.lengths or [1024, 4096]:
         rows[T] = {}
         for name, model, calls in inputs(args, T):
             measure(args, rows[T], name, model, calls, "forward")
-            if T <= 4096 or args.ways == ["kernel"]:  # plain functions keep T x T for backward
+            save(rows)
+            if T <= MANY or "plain" not in args.ways:  # it keeps T x T for backward
                 measure(args, rows[T], name, model, calls, "both")
+                save(rows)
         show(f"attention, {T:,} tokens", rows[T])
         for name, row in rows[T].items():
             if not row.get("differs", 0) < 0.1:
@@ -181,6 +184,9 @@ def inputs(args, T):
         x, _ = task.tensors(task.splits[1], 1, np.random.default_rng(0))
         cases = [(run.name, run.model, x.to(args.device))]
     for name, model, idx in cases:
+        known = plain_function(attention_module(model)).__name__ in kernels.SOURCES
+        if T > MANY and not (args.ways or known):
+            continue
         with torch.no_grad(), args.autocast, attention_inputs(model) as calls:
             model(idx[:, :T])
         yield name, model, calls
@@ -208,16 +214,17 @@ def ways(args, name, model, calls):
     T = calls[0][1].size(2)
     functions = {"sdpa": lambda q, k, v, *_: F.scaled_dot_product_attention(
         q, k, v, is_causal=causal)}
-    if "plain" in args.ways:
+    chosen = args.ways or (WAYS if T <= MANY else ["kernel"])
+    if "plain" in chosen:
         functions[name] = plain
     with torch.no_grad():
         fast = kernels.faster(plain.__name__, *calls[0][:3])
-        if "kernel" in args.ways and fast and fast(*calls[0]) is not None:  # it may decline
+        if "kernel" in chosen and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
     if args.device.type == "cuda" and plain.__name__ in ("cable_attention", "fox_attention"):
         functions[f"{name}: flex"] = flex(
             plain.__name__, T, args.device, torch.compile(flex_attention))
-    if "literal" in args.ways and literal and T <= 4096:  # it is T x T
+    if "literal" in chosen and literal and T <= MANY:
         functions[f"{name}: literal"] = lambda *inputs: literal(*inputs)[0]
     return functions
 
@@ -275,6 +282,7 @@ def difference(ours, theirs):
 
 WHAT = dict(train=train, decode=decode, attention=attention)
 WAYS = "plain", "kernel", "literal"
+MANY = 4096  # tokens: beyond, a matrix of T x T for every head is too large
 
 
 def parse(argv):
@@ -286,7 +294,8 @@ def parse(argv):
     add("--run", help="attention: a trained run, whose layers' inputs to take")
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
     add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096")
-    add("--ways", nargs="+", default=WAYS, choices=WAYS, help="attention; default: all")
+    add("--ways", nargs="+", default=(), choices=WAYS,
+        help="attention; default: all, beyond 4,096 tokens kernel alone")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     add("--out", help="where to write the JSON (default: in results/, by what and device)")
     add_run_flags(parser)
@@ -308,8 +317,9 @@ def main(argv=None):
     asked = sys.argv[1:] if argv is None else map(str, argv)
     command = shlex.join(["python", "-m", "kernels.bench", *asked])
     result = dict(command=command, environment=environment(), size=args.size, where=words)
-    for what in args.what:
-        result[what] = WHAT[what](args)
+    for what in args.what:  # what was measured stays, should time or memory end
+        rows = WHAT[what](args, lambda rows, what=what: write_json(out, result | {what: rows}))
+        result[what] = rows
         write_json(out, result)
     print(f"wrote {out}")
 

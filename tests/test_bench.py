@@ -78,6 +78,19 @@ def test_bench_takes_the_attention_of_a_trained_run(trained, monkeypatch):
         assert "cable: kernel is not equal to the plain function at 20 tokens" in said
 
 
+def test_bench_of_long_texts_keeps_to_what_needs_no_t_x_t(home, monkeypatch):
+    """Nor are the inputs found by a plain function; what was measured is written at once."""
+    monkeypatch.setattr(bench, "MANY", 30)
+    monkeypatch.setattr(kernels.cpu, "LONG", 30)
+    words, found = ("attention", "--models", "nope", "cable", "stick"), []
+    rows = measured(home, *words, "--lengths", 20, 40)["attention"]
+    assert list(rows["40"]) == ["sdpa", "cable: kernel", "stick: kernel"]
+    assert {"nope", "cable", "stick: literal"} < rows["20"].keys() and rows["40"]["sdpa"]["both_ms"]
+    monkeypatch.setattr(bench, "write_json", lambda out, value: found.append(value))
+    command(home, "kernels.bench", *words, "--lengths", 40, *FAST)
+    assert len(found) == 5  # of two cases forward and both, and the end
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("case", ["cable", "cable_nw", "fox"])
 def test_flex_attention_is_the_plain_function(case):

@@ -16,6 +16,7 @@ import train
 from common import names
 from common.batches import batches
 from common.checkpoint import load_run
+from common.device import choose_device
 from common.settings import TrainConfig, new_settings
 from tests.helpers import (
     ENCODERS,
@@ -166,6 +167,18 @@ def test_scores_have_the_memory_of_the_training(home, monkeypatch):
         patch.setattr(train, "script", lambda *_: ran.append([ref() for ref in there]))
         train.main(["--data", "notes", "--max_iters", "2", *TINY_FLAGS])
     assert ran == [[None, None]] * 2
+
+
+def test_a_process_takes_the_one_gpu_that_it_is_shown(monkeypatch):
+    """By `srun --gpus-per-task=1`; torchrun shows all of them to every process."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert choose_device("cuda") == choose_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(SystemExit, match="--device cuda:3: torch .* finds 1 of these"):
+        choose_device("cuda")
 
 
 def test_where_nothing_compiles_training_goes_on(home, monkeypatch):
