@@ -88,6 +88,8 @@ def faster(name, q, k, v):
     """-> what is tried before the plain function of this name, or None."""
     if not enabled or q.size(2) == 1:  # one query, of cached decoding, leaves most of a GPU idle
         return None
+    if k.shape != v.shape or k.shape[:2] != q.shape[:2]:  # plain functions broadcast
+        return None
     if q.device.type == "cpu" and not INTERPRET:
         return ON_CPU.get(name)
     if why_no_triton(q) or not q.dtype == k.dtype == v.dtype:

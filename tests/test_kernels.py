@@ -111,6 +111,8 @@ def test_what_the_cpus_way_leaves_to_the_plain_function():
     close(cable(q, k, v, S, g), model_cable.literal(q, k, v, S, g)[0], 1e-11)
     assert cable(q[:, :, -5:], k, v, S, g[:, :, -5:]) is None
     assert cable(*(x.bfloat16() for x in (q, k, v)), S, g) is None
+    assert kernels.faster("tra_attention", q, k, v[..., :3]) is None  # as these keep their shapes
+    assert kernels.faster("tra_attention", q, k[:, :1], v[:, :1]) is None
     with torch.autocast("cpu", torch.bfloat16):  # it would round S
         assert cable(*(x.float() for x in (q, k, v, S, g))) is None
 

@@ -8,7 +8,16 @@ import time
 import pytest
 import torch
 
-from tests.helpers import ONE_THREAD, TINY_FLAGS, TINY_RUN, command, losses, process
+from tests.helpers import (
+    ONE_THREAD,
+    ROOT,
+    TINY_FLAGS,
+    TINY_RUN,
+    command,
+    losses,
+    needs_triton,
+    process,
+)
 
 
 @pytest.mark.slow
@@ -38,6 +47,33 @@ def test_two_processes_that_are_interrupted_equal_one(repo):
     (a, va), (b, vb) = losses(repo / "out" / "one"), losses(repo / "out" / "two")
     assert a == pytest.approx(b, abs=1e-4) and len(a) == 8
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads sigaction")
+def test_signals_that_a_compilation_takes_are_taken_back(tmp_path):
+    """`timeout` sends two: LLVM's handler would leave the second one to the system's."""
+    code = """if True:
+        import ctypes, signal, torch
+        from common.files import asked_to_stop
+        from kernels.common import constants, edges_kernel
+        from tests.test_kernels_triton import compiled
+        def handler():
+            now = ctypes.create_string_buffer(256)  # of struct sigaction, in which it comes first
+            ctypes.CDLL(None).sigaction(signal.SIGTERM, None, now)
+            return now.raw[:8]
+        with asked_to_stop() as (stop, listen):
+            handlers = [handler()]
+            for n in (16, 32):
+                compiled(edges_kernel, constants(torch.empty(1, 1, 1, 16), 16, n, 4), 90)
+                handlers.append(handler())
+                listen()
+                handlers.append(handler())
+        print(*(handler == handlers[0] for handler in handlers))"""
+    said, _ = process(ROOT, "-c", code, TRITON_CACHE_DIR=str(tmp_path))
+    start, taken, back, _, again = said.split()
+    assert (start, taken, back, again) == ("True", "False", "True", "True")
 
 
 @pytest.mark.slow
