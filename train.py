@@ -8,8 +8,8 @@ Train any model on any task.
     torchrun --nproc_per_node 8 train.py --model cable --size small --data fineweb_edu
 
 Step t draws its data from (seed, t) alone, its dropout from these and the process's number: a
-resumed run goes on as if uninterrupted. batch_size counts the sequences of all processes together:
-more GPUs see the same data. Ctrl-C saves and exits with 130.
+resumed run goes on as if uninterrupted, on a CPU to the bit. batch_size counts the sequences of all
+processes together: more GPUs see the same data. Ctrl-C saves and exits with 130.
 """
 import gc
 import math
