@@ -191,6 +191,18 @@ def test_where_nothing_compiles_training_goes_on(home, monkeypatch):
     assert "attention in PyTorch\n" in out and "iter 1/1" in out
 
 
+def test_validation_compiles_nothing(home, monkeypatch):
+    """A task's validation may have other lengths than its training."""
+    class Compiled(torch.nn.Sequential):
+        def forward(self, *args):
+            assert torch.is_grad_enabled()
+            return self[0](*args)
+    monkeypatch.setattr(torch, "compile",
+                        lambda f: Compiled(f) if isinstance(f, torch.nn.Module) else f)
+    out, _ = command(home, "train.py", *TINY_RUN, "--compile", "on", "--out_dir", "run")
+    assert "torch.compile\n" in out and "val loss" in out
+
+
 def test_how_often_a_text_is_read_is_said(home):
     (home / "short.txt").write_text("a word" * 333 + "\n")  # 1,999 bytes, and a token before them
     words = "train.py", "--data", "short.txt", "--no-evaluate", *TINY_FLAGS, "--max_iters", 1
