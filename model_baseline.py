@@ -68,8 +68,7 @@ class Cache:
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
         if end > buf.size(2):
-            room = 2 * end if end > self.size else min(2 * end, self.size)
-            more = x.new_empty(*x.shape[:2], room - buf.size(2), *x.shape[3:])
+            more = x.new_empty(*x.shape[:2], end, *x.shape[3:])
             self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]

@@ -80,7 +80,7 @@ def validate(model, task, c, device, context):
 
 
 # -----------------------------------------------------------------------------
-# what main begins with
+# before the loop
 
 def settings_of(argv):
     """-> the settings of a new run, or of the one that --resume names; its folder; what it saved"""
@@ -307,11 +307,8 @@ def main(argv=None):
     score, task = train(c, out, saved)
     if score:
         del saved  # with the model and its optimizer: what follows may need all of the memory
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         told = [flag for flag in ("device", "dtype", "kernel") if getattr(c, flag) != "auto"]
         words = [f"--{flag}={getattr(c, flag)}" for flag in told]
         script("eval.py", out, *words)

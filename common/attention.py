@@ -1,11 +1,30 @@
-"""What a model's attention is, and what it is called with."""
+"""What a model's attention is, what it is called with, and whether kernels/ run it."""
 import functools
 import inspect
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
+import torch
+
 from common.files import fail
+
+try:
+    import kernels
+except ImportError:  # the folder was left out: every attention runs as its model file has it
+    kernels = None
+
+
+def use_kernels(kernel, device):
+    """Follows --kernel -> which attention runs, in words."""
+    if kernels:
+        kernels.enabled = kernel == "auto"
+    if not kernels or not kernels.enabled:
+        return "attention as the model file has it"
+    why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
+    if not why_not:
+        return "attention by Triton kernel, where the model has one for its head size"
+    return f"attention in PyTorch ({why_not})" if device.type == "cuda" else "attention in PyTorch"
 
 
 def attention_module(model):
@@ -19,7 +38,7 @@ def attention_module(model):
 def plain_function(module):
     """
     What computes the attention in a model's module, as it is written there: the one function with
-    the arguments of `literal`, without a literal the one whose name ends in attention. Else None.
+    the arguments of `literal`, without a literal the one whose name ends in attention.
     """
     arguments = {name: list(inspect.signature(function).parameters)
                  for name, function in inspect.getmembers(module, inspect.isfunction)}
@@ -28,7 +47,15 @@ def plain_function(module):
         names = [name for name in arguments if arguments[name] == literal]
     else:
         names = [name for name in arguments if name.endswith("attention")]
-    return inspect.unwrap(getattr(module, names[0])) if len(names) == 1 else None
+    if len(names) != 1:
+        fail(f"{module.__name__}.py: not one function has the arguments of literal")
+    return inspect.unwrap(getattr(module, names[0]))
+
+
+def has_ways(model):
+    """Whether kernels/ have faster ways of the plain function of this very model."""
+    module = attention_module(model)
+    return hasattr(getattr(module, plain_function(module).__name__), "ways")
 
 
 @contextmanager
@@ -39,8 +66,6 @@ def attention_inputs(model):
     """
     module = attention_module(model)
     plain, calls = plain_function(module), []
-    if not plain:
-        fail(f"{module.__name__}.py: not one function has the arguments of literal")
     runs, signature = getattr(module, plain.__name__), inspect.signature(plain)
 
     @functools.wraps(runs)
@@ -49,5 +74,8 @@ def attention_inputs(model):
         bound.apply_defaults()
         calls.append(tuple(bound.arguments.values()))
         return runs(*args, **kwargs)
-    with mock.patch.object(module, plain.__name__, noted):
+    ways = nullcontext()
+    if kernels and not has_ways(model):  # ALiBi's are of another function, which would pass this by
+        ways = mock.patch.object(kernels, "enabled", False)
+    with ways, mock.patch.object(module, plain.__name__, noted):
         yield calls

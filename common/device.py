@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from common.attention import use_kernels
 from common.files import ROOT, fail
-from common.names import use_kernels
 
 
 def setup(args):

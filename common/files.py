@@ -41,22 +41,19 @@ def say(words):
 def asked_to_stop():
     """
     Within it Ctrl-C, kill and a closed terminal only add to a list. Yields the list, and a function
-    to call at every step: the first kernel that Triton compiles gives these signals to LLVM, which
-    would end the process at the second one. What the shell has us ignore stays ignored (nohup);
-    afterwards every signal does what it did before.
+    to call at every step: the first kernel that Triton compiles gives these signals to LLVM, and of
+    two that come at once, as from `timeout`, the second would end the process. What the shell has
+    us ignore stays ignored (nohup); afterwards every signal does what it did before.
     """
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
-               if hasattr(signal, name)]  # Windows has no SIGHUP
-    before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-    stop = []
-
-    def note(*_):
-        stop.append(1)
+    stop, before = [], {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.getsignal(number)
 
     def listen():
         for number in before:
-            signal.signal(number, note)
+            signal.signal(number, lambda *_: stop.append(1))
     listen()
     try:
         yield stop, listen

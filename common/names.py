@@ -8,16 +8,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import torch
-
 import data
 import data.text
+from common.attention import kernels
 from common.files import ROOT, fail
-
-try:
-    import kernels
-except ImportError:  # the folder was left out: every attention runs as its model file has it
-    kernels = None
 
 
 def nearest(word, names):
@@ -99,23 +93,11 @@ def make_model(config):
     """The model of a flat config, on torch's default device. Raises ValueError."""
     module, _ = models()[config["model"]]
     model = module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
-    if kernels:  # its parts, and what they inherit, may be of other files
-        classes = {cls for part in model.modules() for cls in type(part).__mro__}
-        for name in sorted({cls.__module__ for cls in classes}):
-            kernels.install(sys.modules[name])
+    for part in model.modules():
+        for cls in type(part).__mro__:  # its parts, and what they inherit, may be of other files
+            if kernels:
+                kernels.install(sys.modules[cls.__module__])
     return model
-
-
-def use_kernels(kernel, device):
-    """Follows --kernel -> which attention runs, in words."""
-    if kernels:
-        kernels.enabled = kernel == "auto"
-    if not kernels or not kernels.enabled:
-        return "attention as the model file has it"
-    why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
-    if not why_not:
-        return "attention by Triton kernel, where the model has one for its head size"
-    return f"attention in PyTorch ({why_not})" if device.type == "cuda" else "attention in PyTorch"
 
 
 def is_encoder(model):

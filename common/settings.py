@@ -42,7 +42,7 @@ class RunConfig:
     evaluate: bool = True         # afterwards, run eval.py (on text sample.py, too) on the result
     device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU that has it
-    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile: auto is on with cuda
+    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile, where it works; auto: with cuda
     kernel: Literal["auto", "off"] = "auto"  # auto: a faster attention that equals the model's own
 
 

@@ -224,7 +224,7 @@ def work(jobs, at_once, device):
                 print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
             for process in list(RUNNING):
-                process.terminate()
+                process.terminate()  # Windows knows no SIGINT of another process
             pool.shutdown(cancel_futures=True)
             raise
     return failed

@@ -4,13 +4,13 @@ Every way to compute an attention that is faster than the plain function of its 
     import kernels, model_cable
     kernels.install(model_cable)
 
-puts a faster way before each plain function of a module: Triton on a GPU (separable.py, cope.py,
-tra.py), on a CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py). The
-scripts do so for every model that they make. The plain function stays the truth: tests compare each
-way with it, and a way runs for the source that was tested, in whatever file it stands. A copy with
-other comments keeps its speed. One with another formula runs as it is written, and one line says
-so. After an edit of an original, mend its ways, run the tests and record the hash that they print.
-A new way needs its name in ON_CPU or ON_GPU and the hash of its plain function in SOURCES.
+puts a faster way in front of each plain function of a module: Triton on a GPU (separable.py,
+cope.py, tra.py), on a CPU torch's fused attention (cpu.py), or derivatives by hand (cpu_count.py).
+The scripts do this for every model. The plain function stays the truth: tests compare each way with
+it, and a way runs for the source that was tested, in whatever file it stands. A copy with other
+comments keeps its speed. One with another formula runs as it is written, and one line says so.
+After an edit of an original, mend its ways, run the tests and record the hash that they print. A
+new way needs its name in ON_CPU or ON_GPU and the hash of its plain function in SOURCES.
 
 Beyond 1,024 tokens, TRA on a GPU at any length, keys that have decayed may be left out, for a block
 of rows at a time: there a later token may move an earlier output by 1e-7. torch.func and second
@@ -56,11 +56,11 @@ SOURCES = dict(  # the fingerprint of each plain function with which its ways we
     cope_attention="b363786d759ebe8d",
     stick_attention="fc4d67ef2b0bcbcd",
 )
-edited = set()  # functions of these names that are others
+edited = set()  # functions that have a known name and another source
 
 
 def install(module):
-    """Puts the faster ways before a module's plain functions; an edited one is named, once."""
+    """Puts faster ways in front of a module's plain functions; an edited one is named, once."""
     for name, tested in SOURCES.items():
         plain = getattr(module, name, None)
         if plain is None or hasattr(plain, "ways") or plain in edited:
@@ -120,8 +120,10 @@ def fingerprint(plain):
     comments and docstrings; of the numbers, strings and tuples that they read, and the names of
     modules. None where it reads anything else, or has no source. The same in Python 3.11 to 3.13.
     """
-    functions, parts = [inspect.unwrap(plain)], []
+    functions, parts = [plain], []
     for function in functions:  # which grow
+        if hasattr(function, "__wrapped__"):  # its source would be that of what it wraps
+            return None
         try:
             node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
         except (OSError, TypeError, SyntaxError):  # of exec, or not Python's
@@ -134,7 +136,7 @@ def fingerprint(plain):
         names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}  # of defaults, too
         names = names.difference(function.__code__.co_varnames) & function.__globals__.keys()
         for name in sorted(names):
-            value = inspect.unwrap(function.__globals__[name])
+            value = function.__globals__[name]
             if inspect.ismodule(value):
                 parts.append(f"{name} is {value.__name__}")
             elif isinstance(value, int | float | str | tuple):

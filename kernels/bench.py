@@ -8,7 +8,7 @@ scaled_dot_product_attention on the same q, k and v.
         one cached token after a long context: ms; also of RoPE repaired at test time
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
         plain as in the model file, literal T x T, and the way of kernels/, which is compared;
-        beyond 4,096 tokens this way alone, as the others keep matrices of T x T;
+        beyond 4,096 tokens neither plain nor literal, which keep T x T, unless --ways names them;
         on a GPU flex, torch's FlexAttention, for CABLE and FoX, with gradients where torch can
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import kernels
-from common.attention import attention_inputs, attention_module, plain_function
+from common.attention import attention_inputs, attention_module, has_ways, plain_function
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
 from common.files import ROOT, fail, in_one_line, write_json
@@ -184,8 +184,7 @@ def inputs(args, T):
         x, _ = task.tensors(task.splits[1], 1, np.random.default_rng(0))
         cases = [(run.name, run.model, x.to(args.device))]
     for name, model, idx in cases:
-        known = plain_function(attention_module(model)).__name__ in kernels.SOURCES
-        if T > MANY and not (args.ways or known):
+        if T > MANY and not (args.ways or has_ways(model)):
             continue
         with torch.no_grad(), args.autocast, attention_inputs(model) as calls:
             model(idx[:, :T])
@@ -218,7 +217,7 @@ def ways(args, name, model, calls):
     if "plain" in chosen:
         functions[name] = plain
     with torch.no_grad():
-        fast = kernels.faster(plain.__name__, *calls[0][:3])
+        fast = has_ways(model) and kernels.faster(plain.__name__, *calls[0][:3])
         if "kernel" in chosen and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
     if args.device.type == "cuda" and plain.__name__ in ("cable_attention", "fox_attention"):
@@ -295,7 +294,7 @@ def parse(argv):
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
     add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096")
     add("--ways", nargs="+", default=(), choices=WAYS,
-        help="attention; default: all, beyond 4,096 tokens kernel alone")
+        help="attention; default: all, of those three beyond 4,096 tokens kernel")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     add("--out", help="where to write the JSON (default: in results/, by what and device)")
     add_run_flags(parser)

@@ -52,7 +52,7 @@ def run(function, *args, compiled_from=math.inf):
 
 def apply(function, *args):
     """Under torch.compile its graph ends here and begins anew."""
-    if torch.compiler.is_compiling():  # no decorator: every start would import torch._dynamo for it
+    if torch.compiler.is_compiling():  # a decorator would import torch._dynamo at every start
         return torch.compiler.disable(function.apply)(*args)
     return function.apply(*args)
 
@@ -155,9 +155,9 @@ class CoPE(torch.autograd.Function):
         for here, keys, later in blocks(q, k):
             s = q[:, :, here] @ k[:, :, keys].mT
             s[..., :len(later)].masked_fill_(later, FAR)
-            # keys to count over: a guess, doubled until every count is full. Later rows decide,
-            # too, and move no bit of earlier ones: in whole vectors a CPU rounds alike
-            n = ROWS * (1 + math.ceil(3 * P / ROWS))
+            # keys to count over: a guess, doubled until every count is full. A later row may make
+            # it larger, which changes no bit of an earlier row, as n is a multiple of ROWS
+            n = ROWS * math.ceil(1 + 3 * P / ROWS)
             while True:
                 gates = s[..., :n]
                 if gate_keys is not None:

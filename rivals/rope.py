@@ -71,7 +71,7 @@ class Turn:
         self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
         self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
         self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, (0, window))  # see Cache
-        self.nope, self.far = nope, None
+        self.nope, self.far = nope, None                 # the far_waves, on a model's device
         base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
         c = torch.arange(d // 2, dtype=torch.float64)
         slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
@@ -185,8 +185,7 @@ class Cache:
             return x
         end, buf = self.t + x.size(2), self.buf.get(name, x[:, :, :0])
         if end > buf.size(2):
-            room = 2 * end if end > self.size else min(2 * end, self.size)
-            more = x.new_empty(*x.shape[:2], room - buf.size(2), *x.shape[3:])
+            more = x.new_empty(*x.shape[:2], end, *x.shape[3:])
             self.buf[name] = buf = torch.cat((buf, more), 2)
         buf[:, :, self.t:end] = x
         return buf[:, :, :end]
@@ -295,11 +294,11 @@ class GPT(nn.Module):
         if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind
         turn = Turn(repair, d, config.block_size, size, window, nope)
-        here, T = self.wte.weight, len(at)  # a GPU waits for what comes from the CPU: once for all
+        here, T = self.wte.weight, len(at)  # to a GPU it is copied once, not in every layer
         waves = turn.waves(at, turn.m(at[:, None])).to(here), turn.waves(at).to(here)
         if cache is not None:
             at = cache.append(f"at{nope}", at[None, None], *turn.keeps)[0, 0]
-        if repair in ("rerope", "selfextend"):
+        if repair in ("rerope", "selfextend", "sinks"):
             turn.far = [wave.to(here) for wave in turn.far_waves(at[-T:, None], at)]
         return at.to(here.device), turn, *waves
 

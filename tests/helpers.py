@@ -97,7 +97,7 @@ INTERPRET = kernels.INTERPRET
 CUDA = kernels.triton is not None and torch.cuda.is_available() and not INTERPRET
 DEVICE = "cuda" if CUDA else "cpu"
 WAYS = kernels.ON_GPU if INTERPRET or CUDA else kernels.ON_CPU
-# what kernels/ has faster ways of, as its file has it: a model that was made has the ways before it
+# the plain functions that kernels/ know, without the ways that make_model puts in front of them
 ORIGINALS = [inspect.unwrap(f) for f in (
     model_cable.cable_attention, fox.fox_attention, classics.alibi_attention,
     model_tra.tra_attention, model_cope.cope_attention, stick.stick_attention)]
@@ -137,8 +137,8 @@ def steps_of(B, H, T):
 
 def far_keys_along_q(Tq, Tk, far):
     """
-    q, k, v: `far` keys lie along the queries, those that come after across them. So far logits, 4,
-    are as large as |q| |k| allows, and others 0. Far values are a million: e^-20 of them is seen.
+    q, k, v: the first `far` keys lie along the queries (logit 4, as large as |q| |k| allows), the
+    others across them (0). Values of far keys are a million, so that even e^-20 of one shows.
     """
     q, k, v = torch.zeros(1, 1, Tq, 16), torch.zeros(1, 1, Tk, 16), torch.randn(1, 1, Tk, 16)
     q[..., 0], k[:, :, :far, 0], k[:, :, far:, 1] = 4, 4, 4

@@ -66,8 +66,16 @@ def test_a_copy_with_other_words_keeps_its_faster_way_interpreted_too(
     assert len(called) == 1 and capsys.readouterr().err == ""
 
 
-def test_a_helper_is_a_part_of_what_calls_it_interpreted_too(fork, capsys):
-    module = fork("cope", ("z = z.to(p.dtype)", "z = 2 * z.to(p.dtype)"))
+HELPERS = dict(
+    edited=[("z = z.to(p.dtype)", "z = 2 * z.to(p.dtype)")],
+    wrapped=[("import math\n", "import functools\nimport math\n"),
+             ("def cope_attention", "plain = interpolate\n@functools.wraps(plain)\n"
+              "def interpolate(z, p):\n    return 2 * plain(z, p)\n\n\ndef cope_attention")])
+
+
+@pytest.mark.parametrize("how", HELPERS)
+def test_a_helper_is_a_part_of_what_calls_it_interpreted_too(how, fork, capsys):
+    module = fork("cope", *HELPERS[how])
     plain = module.cope_attention
     kernels.install(module)
     assert module.cope_attention is plain and capsys.readouterr().err == line("cope")
@@ -87,16 +95,18 @@ def strange(folder, how):
         inside="def make(F):\n" + textwrap.indent(text, "    ") + "    return fox_attention\n"
                "fox_attention = make(F)\n",
         module=text + "import experiments as F\n",
+        wrapper=text + "original = fox_attention\n@functools.wraps(original)\n"
+                "def fox_attention(*args):\n    return 2 * original(*args)\n",
         no_function="fox_attention = print\n",
         executed=f"exec({text!r})\n",
         recursive=text.replace("bias = ", "bias = 0 * fox_attention or "))[how]
-    around = "from rivals.fox import *\nFACTOR = 2\ndef same(f):\n    return f\n"
+    around = "import functools\nfrom rivals.fox import *\nFACTOR = 2\ndef same(f):\n    return f\n"
     (folder / "model_mine.py").write_text(around + made)
     return importlib.import_module("model_mine")
 
 
 @pytest.mark.parametrize("how", ["constant", "default", "decorated", "inside", "module",
-                                 "no_function", "executed", "recursive"])
+                                 "wrapper", "no_function", "executed", "recursive"])
 def test_what_is_not_the_original_runs_as_written_interpreted_too(how, copy, capsys):
     """One line says so, once, also where the text of the function is the original's."""
     module = strange(copy, how)

@@ -8,7 +8,7 @@ ROOMS = ("common", "data", "encoders", "experiments", "experiments/papers", "exp
          "figures", "kernels", "rivals", "scoring", "tests")
 SOURCES = [path for room in (".", *ROOMS) for path in sorted((ROOT / room).glob("*.py"))]
 # From the ground up: what stands on a floor may import from its own and from those below
-FLOORS = ("rivals", "kernels", "data", "common scoring", "encoders figures train sample eval",
+FLOORS = ("kernels rivals", "data", "common scoring", "encoders figures train sample eval",
           "experiments", "reproduce", "tests test_all")
 OWN = "kernels.bench",  # a program of its own, which uses models and scripts
 MODELS = [*MODEL_FILES, ROOT / "encoders/bert.py"]

@@ -73,7 +73,6 @@ def test_the_recorded_sources_are_those_of_the_plain_functions():
         assert kernels.SOURCES[plain.__name__] == found, (
             f"{plain.__name__} was edited. Are its ways in kernels/ still equal to it? Then its "
             f"hash in SOURCES of kernels/__init__.py becomes {found}")
-        assert not hasattr(plain, "ways")
     names = {plain.__name__ for plain in ORIGINALS}
     assert names == {*kernels.ON_CPU, *kernels.ON_GPU} == {*kernels.SOURCES}
 
@@ -402,7 +401,7 @@ def compiled(fn, constants, target):
 
 
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "fox", "cope_val", "cope_sep", "tra",
-                                  "cable_qk_scale", "tra_qk_scale", "alibi_qk_scale"])
+                                  "alibi_qk_scale"])
 def test_models_take_the_faster_way_interpreted_too(name, monkeypatch, capsys):
     """It is called, and changes neither logits nor gradients; nothing is said."""
     model, idx = make(name, **SMALL).to(DEVICE), torch.randint(0, 61, (1, 30)).to(DEVICE)
@@ -452,7 +451,7 @@ def test_without_triton_and_without_kernels(missing, way, words):
         import torch
         from common import names
         from common.device import setup
-        from common.names import kernels
+        from common.attention import kernels
         q = torch.randn(1, 4, 9, 16)
         for name in ("cable", "tra", "cope"):
             m = names.make_model(dict(model=name, n_layer=1))

@@ -23,6 +23,7 @@ def test_attention_inputs_are_what_the_literal_form_explains(name):
     module = attention_module(model)
     plain = plain_function(module)
     before = getattr(module, plain.__name__)
+    assert not hasattr(plain, "ways")  # else tests of plain functions would be of these
     for block in model.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _, args: went_on.append(args[0]))
     with torch.no_grad(), attention_inputs(model) as calls:
@@ -35,6 +36,14 @@ def test_attention_inputs_are_what_the_literal_form_explains(name):
         if name != "diff":  # which normalises every head afterwards
             close(got.transpose(1, 2).flatten(2), y, 1e-4)
         assert parts["attention"].shape == (2, 4, 20, 20)
+
+
+def test_attention_inputs_of_alibi_are_those_that_its_faster_way_would_have(monkeypatch):
+    monkeypatch.setattr(kernels.cpu, "LONG", 9)  # from here on it does without the plain function
+    model = make("alibi")
+    with attention_inputs(model) as calls:
+        model(torch.randint(0, 61, (1, 20)))
+    assert len(calls) == 2
 
 
 def test_cable_and_fox_sum_their_steps_in_float32_under_autocast():

@@ -135,7 +135,7 @@ def test_lengths_that_vary_are_compiled_as_one_graph():
         rope(idx, idx), bert(idx)
 
 
-@pytest.mark.parametrize("repair", ["", "rerope", "selfextend"])
+@pytest.mark.parametrize("repair", ["", "rerope", "selfextend", "sinks"])
 def test_what_comes_from_the_cpu_comes_once_for_all_layers(repair, monkeypatch):
     waves, made = Turn.waves, []
     monkeypatch.setattr(Turn, "waves", lambda *args: made.append(1) or waves(*args))
@@ -157,7 +157,7 @@ def test_only_a_layer_without_positions_keeps_a_whole_text():
     with torch.no_grad():
         for _ in range(6):
             model(torch.zeros(1, 10, dtype=torch.long), cache=cache)
-    assert [cache.buf[name].size(2) for name in ("k0", "v0", "k1", "v1")] == [5, 5, 60, 60]
+    assert [cache.buf[name].size(2) for name in ("k0", "v0", "k1", "v1")] == [5, 5, 70, 70]
 
 
 def test_log_n_of_a_window_of_one_token_is_finite():

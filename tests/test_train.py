@@ -153,7 +153,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
 def test_scores_have_the_memory_of_the_training(home, monkeypatch):
     """Model and optimizer are gone when eval.py and sample.py start."""
     ran, there = [], []
-    made, adamw = names.make_model, torch.optim.AdamW
 
     def watched(make):
         def kept(*args, **how):
@@ -161,8 +160,8 @@ def test_scores_have_the_memory_of_the_training(home, monkeypatch):
             there.append(weakref.ref(thing))
             return thing
         return kept
-    monkeypatch.setattr(names, "make_model", watched(made))
-    monkeypatch.setattr(torch.optim, "AdamW", watched(adamw))
+    monkeypatch.setattr(names, "make_model", watched(names.make_model))
+    monkeypatch.setattr(torch.optim, "AdamW", watched(torch.optim.AdamW))
     with standing_in(home), monkeypatch.context() as patch:
         patch.setattr(train, "script", lambda *_: ran.append([ref() for ref in there]))
         train.main(["--data", "notes", "--max_iters", "2", *TINY_FLAGS])
