@@ -11,8 +11,12 @@ from common.files import fail
 
 try:
     import kernels
+    from kernels import install, installed
 except ImportError:  # the folder was left out: every attention runs as its model file has it
-    kernels = None
+    kernels, installed = None, []
+
+    def install(module):
+        pass
 
 
 def use_kernels(kernel, device):
@@ -49,13 +53,14 @@ def plain_function(module):
         names = [name for name in arguments if name.endswith("attention")]
     if len(names) != 1:
         fail(f"{module.__name__}.py: not one function has the arguments of literal")
-    return inspect.unwrap(getattr(module, names[0]))
+    runs = getattr(module, names[0])
+    return runs.__wrapped__ if runs in installed else runs
 
 
 def has_ways(model):
     """Whether kernels/ have faster ways of the plain function of this very model."""
     module = attention_module(model)
-    return hasattr(getattr(module, plain_function(module).__name__), "ways")
+    return getattr(module, plain_function(module).__name__) in installed
 
 
 @contextmanager

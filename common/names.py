@@ -10,7 +10,7 @@ from pathlib import Path
 
 import data
 import data.text
-from common.attention import kernels
+from common.attention import install
 from common.files import ROOT, fail
 
 
@@ -95,8 +95,7 @@ def make_model(config):
     model = module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
     for part in model.modules():
         for cls in type(part).__mro__:  # its parts, and what they inherit, may be of other files
-            if kernels:
-                kernels.install(sys.modules[cls.__module__])
+            install(sys.modules[cls.__module__])
     return model
 
 

@@ -56,19 +56,21 @@ SOURCES = dict(  # the fingerprint of each plain function with which its ways we
     cope_attention="b363786d759ebe8d",
     stick_attention="fc4d67ef2b0bcbcd",
 )
-edited = set()  # functions that have a known name and another source
+installed = []  # what install has put in front of plain functions
+edited = []     # functions that have a known name and another source
 
 
 def install(module):
     """Puts faster ways in front of a module's plain functions; an edited one is named, once."""
     for name, tested in SOURCES.items():
         plain = getattr(module, name, None)
-        if plain is None or hasattr(plain, "ways") or plain in edited:
+        if plain is None or plain in installed or plain in edited:
             continue
         if fingerprint(plain) == tested:
-            setattr(module, name, with_ways(plain))
+            installed.append(with_ways(plain))
+            setattr(module, name, installed[-1])
         else:
-            edited.add(plain)
+            edited.append(plain)
             print(f"{module.__name__.replace('.', '/')}.py: {name} runs as it is written (it is "
                   "not the one that kernels/ knows)", file=sys.stderr)
 
@@ -80,7 +82,6 @@ def with_ways(plain):
         way = faster(plain.__name__, q, k, v)
         y = way(q, k, v, *rest, **named) if way else None
         return plain(q, k, v, *rest, **named) if y is None else y
-    attention.ways = True
     return attention
 
 
@@ -126,7 +127,7 @@ def fingerprint(plain):
             return None
         try:
             node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        except (OSError, TypeError, SyntaxError):  # of exec, or not Python's
+        except Exception:  # not Python's, of exec, or of a file that is being edited
             return None
         if not isinstance(node, ast.FunctionDef) or function.__closure__:
             return None

@@ -41,7 +41,8 @@ def cable_attention(q, k, v, S, g=None):
     would round S), several types, the last queries of few keys.
     """
     Tq, Tk = q.size(2), k.size(2)
-    g = S.new_ones(()).expand(q.shape[:3]) if g is None else g
+    g = S.new_ones(()) if g is None else g
+    S, g = S.expand(k.shape[:3]), g.expand(q.shape[:3])  # one for all heads, say
     full = {x.dtype for x in (q, k, v, S, g)} in ({torch.float32}, {torch.float64})
     if not full or torch.is_autocast_enabled("cpu"):
         return None
@@ -71,8 +72,8 @@ def alibi_attention(q, k, v, slopes):
     Tk = k.size(2)
     if Tk <= LONG:
         return None
-    S = torch.arange(Tk, dtype=q.dtype).expand(k.shape[:3])
-    return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None].expand(q.shape[:3]))
+    S = torch.arange(Tk, dtype=q.dtype)
+    return cable_attention(q, k, v, S, slopes.to(q.dtype)[None, :, None])
 
 
 @torch.no_grad()

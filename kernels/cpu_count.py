@@ -20,7 +20,7 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward
 
 def tra_attention(q, k, v, log_decay):
     """tra_attention of model_tra.py, or None for what is left to that."""
-    return run(TRA, q, k, v, log_decay)
+    return run(TRA, q, k, v, log_decay.expand(q.shape[:3]))
 
 
 def cope_attention(q, k, v, pos_emb, gate_keys=None):

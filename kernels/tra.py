@@ -243,4 +243,4 @@ differentiable(tra, tra_backward)
 def tra_attention(q, k, v, log_decay):
     """tra_attention of model_tra.py."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    return tra(q, k, v, log_decay.float().contiguous())[0]
+    return tra(q, k, v, log_decay.float().expand(q.shape[:3]).contiguous())[0]

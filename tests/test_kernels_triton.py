@@ -19,7 +19,7 @@ import model_tra
 from common.attention import plain_function
 from common.device import setup
 from rivals import classics, fox
-from tests.examples import encoding, example
+from tests.examples import encoding, example, in_float32
 from tests.helpers import (
     CUDA,
     DEVICE,
@@ -298,6 +298,15 @@ def test_interpreted_kernel_operators_and_checkpointing():
     torch.library.opcheck(ops.separable.default, (q, k, v, S, g))
 
 
+@pytest.mark.parametrize("case", ["cable", "fox", "tra"])
+def test_one_gate_may_be_for_all_heads_interpreted_too(case):
+    module, _, args = example(case, Tq=70, Tk=70, H=2, d=16)
+    args = [x.to(DEVICE) for x in in_float32(args)]
+    args[3:] = [x[:, :1] for x in args[3:]]
+    plain = plain_function(module)
+    close(WAYS[plain.__name__](*args), plain(*args), 1e-4)
+
+
 @pytest.mark.parametrize("case", [*FORKED, "cable_nw", "cope sep P=5"])
 def test_saved_tensors_may_come_back_in_another_layout_interpreted_too(case):
     """A hook on saved tensors, as for offloading, may make them contiguous."""
@@ -457,7 +466,7 @@ def test_without_triton_and_without_kernels(missing, way, words):
             m = names.make_model(dict(model=name, n_layer=1))
             assert m(torch.zeros(1, 9, dtype=torch.long))[0].isfinite().all()
         import model_cable
-        assert hasattr(model_cable.cable_attention, "ways") == bool(kernels)
+        assert hasattr(model_cable.cable_attention, "__wrapped__") == bool(kernels)
         fast = kernels and kernels.faster("cable_attention", q, q, q)
         print(fast.__name__ if fast else None)
         print(kernels.why_no_triton(q) if kernels else None)
