@@ -27,7 +27,7 @@ def use_kernels(kernel, device):
         return "attention as the model file has it"
     why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
     if not why_not:
-        return "attention by Triton kernel, where the model has one for its head size"
+        return "attention by Triton kernel, where there is one, for heads of 16, 32, 48 ... 128"
     return f"attention in PyTorch ({why_not})" if device.type == "cuda" else "attention in PyTorch"
 
 

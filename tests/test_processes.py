@@ -49,6 +49,12 @@ def test_two_processes_that_are_interrupted_equal_one(repo):
     assert va == pytest.approx(vb, abs=1e-4) and set(va) == {4, 8}
 
 
+def test_a_start_imports_no_compiler():
+    """It takes over a second; what imports it are decorators such as torch.compiler.disable."""
+    code = "import sys, train, eval, sample; print('torch._dynamo' in sys.modules)"
+    assert process(ROOT, "-c", code)[0] == "False\n"
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads sigaction")
