@@ -66,7 +66,7 @@ def fox_attention(q, k, v, F_):
 
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
-    def __init__(self, size=256):  # size: how many tokens are to come, if known
+    def __init__(self, size=256):  # size: tokens to come; labels and RoPE's repairs need it
         self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x):     # x (B, H, n, ...) -> everything so far, (B, H, t + n, ...)

@@ -173,7 +173,7 @@ def rope_attention(q, k, v, at, turn):
 
 class Cache:
     """What all layers must remember of past tokens: buffers (B, H, T, ...), growing by doubling."""
-    def __init__(self, size=256):  # size: how many tokens are to come, if known
+    def __init__(self, size=256):  # size: tokens to come; labels and RoPE's repairs need it
         self.t, self.size, self.buf = 0, size, {}  # GPT.forward counts t, when all layers are done
 
     def append(self, name, x, first=0, last=0):
