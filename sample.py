@@ -142,6 +142,7 @@ def main(argv=None):
     elif args.prompt_file is not None:
         prompt = read_file(args.prompt_file)
     device, context, where = setup(args)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length: 40 ms a token
     run = load_run(args.checkpoint or newest_run(), device, args.bema, args.set)
     task = trained_on(run.config)
     if not task.encoding:
