@@ -47,6 +47,8 @@ def parse(argv):
     add("--strided", action="store_true",
         help="text: also windows that overlap by half, only their second halves scored, so that "
              "every token has at least half a window to look back on")
+    add("--again", action="store_true",
+        help="text: also how much cheaper a passage is when it comes a second time, by the gap")
     add("--sequences", type=int, help="task: how many to score, per split (default: 2000)")
     add("--queries", type=int, help="search: how many queries to ask (default: 1000)")
     add("--split", default="",
@@ -138,7 +140,7 @@ def main(argv=None):
     scoring = importlib.import_module(task.scoring)
     options = Options(
         lengths=args.lengths, split=args.split, amount=amount_of(args, task, scoring),
-        strided=args.strided, seed=args.seed, device=device, context=context, words=words)
+        strided=args.strided, again=args.again, seed=args.seed, device=device, context=context, words=words)
     asked = sys.argv[1:] if argv is None else map(str, argv)
     command = shlex.join(["python", "eval.py", *asked])
     out = Path(where_to_write(args.out, runs, command))

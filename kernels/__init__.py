@@ -54,7 +54,7 @@ SOURCES = dict(  # the fingerprint of each plain function with which its ways we
     alibi_attention="fe8b73a95fc9f379",
     tra_attention="fcdf4b1369845976",
     cope_attention="b363786d759ebe8d",
-    stick_attention="fc4d67ef2b0bcbcd",
+    stick_attention="0581784ab6848c94",
 )
 installed = []  # what install has put in front of plain functions
 edited = []     # functions that have a known name and another source

@@ -28,9 +28,9 @@ def cope_attention(q, k, v, pos_emb, gate_keys=None):
     return run(CoPE, q, k, v, pos_emb, gate_keys, compiled_from=MANY)
 
 
-def stick_attention(q, k, v):
+def stick_attention(q, k, v, c=0.0):
     """stick_attention of rivals/stick.py, or None for what is left to that."""
-    return run(Stick, q, k, v)
+    return run(Stick, q, k, v, c)
 
 
 def run(function, *args, compiled_from=math.inf):
@@ -42,11 +42,11 @@ def run(function, *args, compiled_from=math.inf):
         return None
     if torch.compiler.is_compiling() and args[1].size(2) < compiled_from:
         return None
-    types = {x.dtype for x in args if x is not None}
+    types = {x.dtype for x in args if isinstance(x, torch.Tensor)}
     if types not in ({torch.float32}, {torch.float64}):
         return None
     if not torch.is_grad_enabled():  # then nothing is kept
-        args = [x if x is None else x.detach() for x in args]
+        args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     return apply(function, *args)
 
 
@@ -110,11 +110,11 @@ class TRA(torch.autograd.Function):
 
 class Stick(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v):
+    def forward(ctx, q, k, v, c):
         q, k, v = q.contiguous() / math.sqrt(q.size(3)), k.flip(2), v.flip(2)
         y, kept = torch.empty_like(q), []
         for here, keys, later in blocks(q, k, own=0):
-            s = q[:, :, here] @ k[:, :, keys].mT
+            s = (q[:, :, here] @ k[:, :, keys].mT).sub_(c)
             s[..., :len(later)].masked_fill_(later, FAR)
             s.sigmoid_()
             left = (1 - s).cumprod_(-1)  # after each key; its derivative would divide by 0
@@ -140,7 +140,7 @@ class Stick(torch.autograd.Function):
             ds = dlog.addcmul_(s, behind, value=-1)  # a key is in its own share and all behind it
             dq[:, :, here] = ds @ k[:, :, keys]
             dk[:, :, keys] += ds.mT @ q[:, :, here]
-        return dq / math.sqrt(q.size(3)), dk.flip(2), dv.flip(2)
+        return dq / math.sqrt(q.size(3)), dk.flip(2), dv.flip(2), None
 
 
 class CoPE(torch.autograd.Function):

@@ -26,6 +26,7 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    gate_bias: float = 0.0  # where b_f starts: 0 is f = 1/2 as in the release, 4 is f = 0.98
 
 
 VARIANTS = dict(fox=dict())
@@ -139,6 +140,8 @@ class GPT(nn.Module):
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
         if config.norm not in ("pre", "post"):
             raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if not math.isfinite(config.gate_bias):
+            raise ValueError(f"gate_bias={config.gate_bias} is not finite")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -154,7 +157,7 @@ class GPT(nn.Module):
             if name.endswith("c_proj.weight"):  # the residual stream sums 2 n_layer of these
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer))
             if name.endswith("bias"):
-                nn.init.zeros_(p)
+                nn.init.constant_(p, config.gate_bias)  # w_f's, there is no other
 
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""

@@ -5,7 +5,8 @@ RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that nee
 
 Channels c and c + d/2 are one complex number, the half-split layout. The paper pairs 2c and 2c + 1,
 interleaved: the same model, its q and k in another order. RoPE: theta_c = b^(-2c/d), b = 10,000;
-dist = i - j; m = 1; all j <= i are visible. L = block_size, s = max(1, T / L). T is the length of
+dist = i - j; m = 1; all j <= i are visible. p-RoPE turns the fastest pairs alone (Barbero et al.,
+2024, arXiv 2410.06205). L = block_size, or original_length, s = max(1, T / L). T is the length of
 the forward, or with a cache what Cache(size) announced: a row depends on that number, never on a
 later token.
 - pi          theta / s: position interpolation (Chen et al., 2023, arXiv 2306.15595)
@@ -54,6 +55,9 @@ class GPTConfig:
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     nope_every: int = 0     # the last of so many layers has no positions; 0: none has
     window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all, -1: L // 4
+    base: float = 10000.0   # b: theta_c = b^(-2c/d)
+    rotary_share: float = 1.0  # share of the pairs that turn, the fastest
+    original_length: int = 0   # L, where a training with a repair goes on from a shorter one
     repair: str = ""        # pi ntk yarn rerope selfextend window sinks log_n; "" is plain RoPE
 
 
@@ -67,12 +71,12 @@ SINKS = 4
 
 class Turn:
     """What a kind of layer makes of RoPE in T tokens: theta', m, dist, and what is visible."""
-    def __init__(self, repair, d, L, T, window=0, nope=False):
+    def __init__(self, repair, d, L, T, window=0, nope=False, base=10000.0, share=1.0):
         self.repair, self.L, self.W, self.s = repair, L, L // 2, max(1.0, T / L)
         self.G = max(1, math.ceil((T - self.W) / (L - self.W)))
         self.keeps = dict(window=(0, L), sinks=(SINKS, L)).get(repair, (0, window))  # see Cache
         self.nope, self.far = nope, None                 # the far_waves, on a model's device
-        base = 10000.0 * self.s ** (d / (d - 2)) if repair == "ntk" else 10000.0
+        base *= self.s ** (d / (d - 2)) if repair == "ntk" else 1
         c = torch.arange(d // 2, dtype=torch.float64)
         slow = torch.full_like(c, float(repair == "pi"))  # how much of theta' is theta / s
         if repair == "yarn":
@@ -80,8 +84,7 @@ class Turn:
             lo, hi = max(math.floor(lo), 0), min(math.ceil(hi), d - 1)
             slow = ((c - lo) / max(hi - lo, 1e-3)).clamp(0, 1)
         self.theta = base ** (-2 * c / d) * (1 - slow + slow / self.s)      # (d/2,)
-        if nope:
-            self.theta = torch.zeros_like(c)
+        self.theta[0 if nope else round(share * len(c)):] = 0
 
     def m(self, i):
         if self.repair == "log_n":
@@ -257,17 +260,19 @@ class GPT(nn.Module):
             raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
         if config.repair not in REPAIRS:
             raise ValueError(f"repair={config.repair!r} is not one of {', '.join(REPAIRS[1:])}")
+        share, pairs = config.rotary_share, config.n_embd // config.n_head // 2
+        if not 0 < share <= 1 <= round(share * pairs):
+            raise ValueError(f"rotary_share={share} is not within 0 to 1, or turns no pair")
+        if not 1 < config.base < math.inf:
+            raise ValueError(f"base={config.base} is not a finite number above 1")
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
         if not 0 <= config.nope_every <= config.n_layer:
-            raise ValueError(f"nope_every={config.nope_every} of n_layer={config.n_layer}: there "
-                             "is no layer without positions")
+            raise ValueError(f"nope_every={config.nope_every} is not within n_layer={config.n_layer}")
         if not -1 <= config.window <= config.block_size:
-            raise ValueError(f"window={config.window} is not within block_size="
-                             f"{config.block_size}; 0 is no window")
+            raise ValueError(f"window={config.window} is not within block_size={config.block_size}")
         self.window = config.block_size // 4 if config.window == -1 else config.window
-        log_n = config.repair == "log_n" and config.nope_every
-        if self.window and config.repair and not log_n:
+        if self.window and config.repair and (config.repair != "log_n" or not config.nope_every):
             raise ValueError(f"repair={config.repair}: layers with a window see no new distance; "
                              "log_n is for layers without positions")
         self.config = config
@@ -293,7 +298,8 @@ class GPT(nn.Module):
         repair, d = config.repair, config.n_embd // config.n_head
         if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind
-        turn = Turn(repair, d, config.block_size, size, window, nope)
+        turn = Turn(repair, d, config.original_length or config.block_size, size, window, nope,
+                    config.base, config.rotary_share)
         here, T = self.wte.weight, len(at)  # to a GPU it is copied once, not in every layer
         waves = turn.waves(at, turn.m(at[:, None])).to(here), turn.waves(at).to(here)
         if cache is not None:
@@ -306,6 +312,8 @@ class GPT(nn.Module):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         start, size = (0, T) if cache is None else (cache.t, cache.size)
+        if self.training and self.config.repair and not self.config.original_length:
+            raise ValueError("a repair in training needs --original_length: block_size before it")
         if start + T > size and self.config.repair in ("pi", "ntk", "yarn", "selfextend"):
             raise ValueError(f"{self.config.repair}: the cache announced {size} tokens, more came")
         at = torch.arange(start, start + T)

@@ -2,13 +2,14 @@
 Stick-breaking attention: from the nearest key to the farthest, each takes its share of what the
 nearer ones have left (Tan et al., 2024, arXiv 2410.17980). No softmax, and no positions.
 
-    z_ij = q_i . k_j / sqrt(d)
+    z_ij = q_i . k_j / sqrt(d) - c
     A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik))    for the keys j < i
          = exp(z_ij - sum_{j<=k<i} softplus(z_ik))
     out_i = sum_j A_ij v_j
 
 A step is softplus(z_ik): a key that takes much hides all that lie behind it. No row sums to more
-than 1, and what is left goes to nothing: row 0 has no key before it, and is 0.
+than 1, and what is left goes to nothing: row 0 has no key before it, and is 0. The paper has c = 0,
+so that before training every key takes half of what has come to it; with c = 4 it takes 1/56.
 What differs from the paper, and why:
 - backbone: ours; no norm on the heads' outputs
 """
@@ -30,6 +31,7 @@ class GPTConfig:
     dropout: float = 0.0    # 0 is best for a single pass over the data
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
+    gate_bias: float = 0.0  # c: before training a key lets sigmoid(c) pass; the paper has 0
 
 
 VARIANTS = dict(stick=dict())
@@ -37,15 +39,15 @@ VARIANTS = dict(stick=dict())
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
-EQUATION = "A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik)),  z = q . k / sqrt(d), no softmax"
-STEP = "softplus(q_i . k_k / sqrt(d)): query and key decide, what is taken hides the rest"
+EQUATION = "A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik)),  z = q . k / sqrt(d) - c, no softmax"
+STEP = "softplus(q_i . k_k / sqrt(d) - c): query and key decide, what is taken hides the rest"
 
 
-def literal(q, k, v):
+def literal(q, k, v, c=0.0):
     """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     before = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq - 1)  # j < i
-    qk = q @ k.transpose(-1, -2) / math.sqrt(d)                             # z
+    qk = q @ k.transpose(-1, -2) / math.sqrt(d) - c                         # z
     step = F.softplus(qk) * before
     distance = step.flip(-1).cumsum(-1).flip(-1)                            # summed from j to i - 1
     bias = (-distance).masked_fill(~before, float("-inf"))
@@ -54,7 +56,7 @@ def literal(q, k, v):
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
 
-def stick_attention(q, k, v):
+def stick_attention(q, k, v, c=0.0):
     """
     The same, faster: exp(z - the sum of softplus(z) from j to i - 1) v, causal. A product of
     1 - sigmoid(z) would not do: in float32 that is 0 from a score of 17 on.
@@ -65,7 +67,7 @@ def stick_attention(q, k, v):
     k, v = k.flip(2), v.flip(2)  # nearest key first: cumsum counts
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to sum in
     before = torch.ones(Tq, Tk, dtype=float_type, device=q.device).tril(Tk - Tq - 1).flip(1)
-    z = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(float_type)
+    z = (q / math.sqrt(d) @ k.transpose(-1, -2)).to(float_type) - c
     z = torch.add(z, before - 1, alpha=1e30)  # not inf: inf - inf is NaN; softplus is 0 there
     a = (z - F.softplus(z).cumsum(-1)).exp()                                # (B, H, Tq, Tk)
     return a.to(v.dtype) @ v
@@ -92,6 +94,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
+        self.gate_bias = config.gate_bias
 
     def forward(self, x, cache):
         B, T, C = x.shape
@@ -101,7 +104,7 @@ class CausalSelfAttention(nn.Module):
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         if cache is not None:
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
-        y = stick_attention(q, k, v)
+        y = stick_attention(q, k, v, self.gate_bias)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -143,6 +146,8 @@ class GPT(nn.Module):
             raise ValueError(f"n_embd={config.n_embd} is not divisible by n_head={config.n_head}")
         if config.norm not in ("pre", "post"):
             raise ValueError(f"norm={config.norm!r} is not one of pre, post")
+        if not math.isfinite(config.gate_bias):
+            raise ValueError(f"gate_bias={config.gate_bias} is not finite")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)

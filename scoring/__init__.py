@@ -14,6 +14,7 @@ class Options:
     split: str = ""         # "" is what the task usually takes
     amount: int = 0         # how many tokens, sequences or queries to score
     strided: bool = False   # text: windows that overlap by half, too
+    again: bool = False     # text: what a passage costs that comes a second time, too
     seed: int = 1337
     device: torch.device = torch.device("cpu")
     context: object = nullcontext()  # to run models in

@@ -21,6 +21,8 @@ UNIT, AMOUNT = "tokens", 131072  # what eval.py counts, also its flag, and how m
 FIGURE = "lengths"               # of figures/plot.py: what eval.py draws
 LONGER = (1, 2, 4, 8, 16)        # times the training length: the windows
 BATCH_TOKENS = 2**14             # of short windows that go through the model at once
+PASSAGES = 64                    # that come a second time, each of a quarter of the training length
+GAPS = (0, 1, 4, 16)             # between the two, times the training length
 RATIO = "  {}: {:.3f} [{:.3f}, {:.3f}]"  # with its interval, as it is printed
 
 
@@ -107,6 +109,8 @@ class Scores:
             print(f"{'  bits/byte':<{self.width}}{cells(row['bits_per_byte'], self.lengths)}")
         if self.several and row["perplexity"]:
             self.compare(row)
+        if self.options.again:
+            self.come_again(run, row)
         if self.note:
             print(self.note)
         return bool(row["perplexity"])
@@ -126,6 +130,20 @@ class Scores:
             gain = ratio(row, "strided", far, row, near)
             row["gain"] = dict(lengths=[far, near], ratio=gain)
             print(RATIO.format(f"strided at {far:,} / at {near:,}", *gain))
+
+    def come_again(self, run, row):
+        """{gap: [mean gain of passages that come again, its 95 % interval over them]}"""
+        stream, T, row["again"] = self.streams[self.tokenizer], row["block_size"], {}
+        for gap in [n * T for n in GAPS]:
+            try:
+                gain = gain_of_repeats(run.model, stream, T // 4, gap, self.options)
+            except ValueError as e:  # an encoding that ends, or too short a text
+                self.note = f"  {run.name}: {e}"
+                break
+            low, high = resampled(gain, np.ones(len(gain)))
+            row["again"][gap] = [gain.mean(), low, high]
+            print(f"  a passage again after {gap:,}: {gain.mean():.3f} nats a token cheaper "
+                  f"[{low:.3f}, {high:.3f}]")
 
     def about(self):
         about = dict(data=self.meta, split=self.split, tokens=self.tokens, lengths=self.lengths)
@@ -196,6 +214,25 @@ def token_losses(model, stream, T, options, skip=0):
                 loss.append(F.cross_entropy(logits, target, reduction="none"))
         losses.append(torch.cat(loss, 1)[:, skip:].flatten().cpu())
     return torch.cat(losses).double().numpy()  # beyond e^88 a perplexity needs float64
+
+
+def gain_of_repeats(model, stream, size, gap, options):
+    """
+    -> (PASSAGES,): by how many nats a token a passage of `size` is cheaper for having stood there
+    before: passage, the text that follows it, `gap` long, and the passage again; against another
+    passage in the first place. A model that copies gains most of what the passage cost.
+    """
+    width = 2 * size + gap
+    if len(stream) < width + PASSAGES:
+        raise ValueError(f"{len(stream):,} tokens are too few for a passage again after {gap:,}")
+    starts = np.linspace(0, len(stream) - width, PASSAGES).astype(int)
+    same = stream[starts[:, None] + np.arange(size + gap)]
+    passages, other = same[:, :size], same.copy()
+    other[:, :size] = np.roll(passages, 1, 0)
+    strings = np.stack([np.concatenate((text, passages), 1) for text in (same, other)])
+    losses = token_losses(model, np.append(strings, strings[0, 0, 0]), width, options)
+    again, first = losses.reshape(2, PASSAGES, width)[:, :, -size - 1:-1].mean(-1)
+    return first - again
 
 
 def windows(stream, T, tokens, step):

@@ -17,6 +17,7 @@ KEEP = ('            k, v = cache.append(f"k{self.layer}", k), '
 LOOP, EMBED = "            x = block(x, cache)", "        x = self.drop(self.wte(idx))"
 NORM = '    norm: str = "pre"       # pre or post: where the norms sit, see Block'
 QK_NORM = "    qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale"
+ZEROS = "                nn.init.zeros_(p)"
 LAYERS = "        for block in self.h:"
 CHECK = '        if config.norm not in ("pre", "post"):'
 REFUSE = '            raise ValueError(f"norm={config.norm!r} is not one of pre, post")'
@@ -29,10 +30,10 @@ CHANGES = dict(
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
           r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"
-          r"|nope|window|kind|positions|distance|log_n"),
+          r"|nope|window|kind|positions|distance|log_n|base|share|original_length"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
-    fox=([ATTEND], r"w_f|log_f"),
-    stick=([ATTEND], r"stick_attention"),
+    fox=([ATTEND, ZEROS], r"w_f|log_f|gate_bias"),
+    stick=([ATTEND], r"stick_attention|gate_bias"),
     ssmax=([ATTEND], r"learned|\bs\b|self\.s|else:|block_size"),
     path=([ATTEND], r"rank|conv|forget|w_|log_f|\bw\b|\bu\b|keys_after|reflected|path_attention|"
           r"groups|torch.promote_types|autocast|cache is not None|x.shape|past"),
@@ -42,8 +43,8 @@ CHANGES = dict(
     postnorm=([NORM, FORWARD, CHECK, REFUSE, LN_F, EMBED, LOOP],
               r"norm|SCHEMES|rotate|\bpos\b|\bstart\b|final|first|ln_0|rope|\bpe\b|raise"))
 SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
-MOST_CHANGED = dict(fox=45, ssmax=34, diff=76, tra=72, stick=60, cable=75, postnorm=107, cope=108,
-                    rope=212, path=124)
+MOST_CHANGED = dict(fox=45, ssmax=34, diff=76, tra=72, stick=64, cable=75, postnorm=107, cope=108,
+                    rope=220, path=124)
 
 
 def source_of(path, name):

@@ -22,6 +22,7 @@ OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "peri": "--norm peri --pe rope", "rope_nope, no window": "--window 0"}
 NAMES = {"tra pre": "tra", "peri": "perinorm",  # of rows that are not their model's
          "rope_nope, no window": "rope_nope"}
+OPEN = "--gate_bias 4"
 THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
                "cope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
@@ -53,6 +54,47 @@ def every():
         flags("sinusoidal", PICKED["learned"], "--block_size 2048 --batch_size 2"))
     table["rope_nope, log_n"] = Row(seeds=3, of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
+
+
+def at_full_length():
+    """
+    Rates, the start of a gate, norms and RoPE's base where they count; and whether a passage that
+    comes a second time is worth anything (--again).
+    """
+    two = {"tra": ("4e-3", "1.6e-2"), "tra pre": ("4e-3", "1.6e-2"), "fox": ("2e-3", "8e-3")}
+    table = {f"{row}, {rate}": Row(flags(row, rate)) for row in two for rate in two[row]}
+
+    def add(label, words, seeds=1):
+        table[label] = Row(words, seeds, eval="--again")
+    add("fox, 2e-3", flags("fox", "2e-3"), 3)
+    for rate in ("2e-3", "4e-3"):
+        add(f"fox open, {rate}", flags("fox", rate, OPEN), 3)
+    for row in ("cable", "alibi", "rope"):
+        add(f"{row}, 2e-3", flags(row, "2e-3"), 3)
+    for repair in ("window", "rerope"):
+        table[f"rope, 2e-3, {repair}"] = Row(
+            seeds=3, of="rope, 2e-3", eval=f"--set repair={repair} --again")
+    add("tra_kept, 4e-3", flags("tra_kept", "4e-3", OWN["tra pre"]), 3)
+    for row in ("rope_nope", "nope"):
+        add(f"{row}, 2e-3", flags(row, "2e-3"))
+    add("cable x4, 2e-3", flags("cable", "2e-3", "--max_iters 12000 --eval_interval 2400"))
+    add("tra_qk_scale pre, 4e-3", flags("tra_qk_scale", "4e-3", OWN["tra pre"]))
+    add("tra pre, no QK-norm, 4e-3", flags("tra", "4e-3", "--norm pre --no-qk_norm"))
+    for row in ("alibi", "rope", "fox"):
+        add(f"{row} post, QK-norm, 4e-3", flags(row, "4e-3", OWN["tra"]))
+    add("rope, base 1,000, 4e-3", flags("rope", "4e-3", "--base 1000"), 3)
+    add("rope, a quarter turns, 4e-3", flags("rope", "4e-3", "--rotary_share 0.25"), 3)
+    return table
+
+
+def trained_on():
+    """300 steps in windows of 1,024, after 3,000 in windows of 256."""
+    table = {row: Row(f"--model {row}", 3, first=f"{row}, 2e-3")
+             for row in ("cable", "alibi", "rope")}
+    for repair in ("pi", "yarn"):
+        table[f"rope, {repair}"] = Row(f"--model rope --repair {repair} --original_length 256", 3,
+                                       first="rope, 2e-3")
+    return table
 
 
 def searched(names):
@@ -91,11 +133,14 @@ ENTRIES = {
                  | {f"tra, norms of the others, {rate}": Row(
                      flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
     "lm_rates_long": dict(
-        title="TRA and FoX at half and at twice their learning rate, in runs of full length",
-        cpu=dict(train=LONG, eval=FAR, rows={
-            f"{row}, {rate}": Row(flags(row, rate))
-            for row, two in {"tra": ("4e-3", "1.6e-2"), "tra pre": ("4e-3", "1.6e-2"),
-                             "fox": ("2e-3", "8e-3")}.items() for rate in two})),
+        title="Runs of full length at other learning rates, with other starts, norms and bases",
+        cpu=dict(train=LONG, eval=FAR, rows=at_full_length())),
+    "lm_trained_on": dict(
+        title="Trained on at a greater length: 300 steps in windows of 1,024 after 3,000 in windows "
+              "of 256, RoPE plain and with two repairs",
+        first="lm_rates_long", cpu=dict(
+            train=TRAIN + " --block_size 1024 --batch_size 4 --max_iters 300 --eval_interval 60 "
+                  "--learning_rate 1e-3 --min_lr 1e-4", eval=FAR, rows=trained_on())),
     "lm_sotu": dict(
         title="English: as lm, on State of the Union addresses, in bytes",
         cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,

@@ -68,16 +68,27 @@ RATES = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}", 3)
          for name in ("fox", "stick", "path_fox", "kerple", "tra") for rate in ("1e-3", "1e-2")}
 SCALED = {f"{name}, scaled": Row(f"--model {name}_qk_scale", 3)
           for name in ("nope", "cable", "alibi", "tra")}
+OPEN = {f"{name} open, {rate}": Row(f"--model {name} --gate_bias 4 --learning_rate {rate}", 3)
+        for name in ("fox", "stick") for rate in ("1e-3", "3e-3", "1e-2")}
 # at two layers and 64 tokens: one layer of two without positions, a window of a quarter
 MIXED = {"rope_nope": Row("--model rope_nope --nope_every 2 --window 16", 3),
          "rope_nope, no window": Row("--model rope_nope --nope_every 2 --window 0", 3),
          "rope_window": Row("--model rope_window --window 16", 3)}
+LONGER = "--block_size 256"
 FAR = "--sequences 1000 --lengths 64 128 256 512 1024"
 
 
 def four_times(steps):
     more = f"--max_iters {4 * steps} --eval_interval {4 * steps // 5}"
     return {"rope_nope x4": Row(f"{MIXED['rope_nope'].train} {more}", 3)}
+
+
+def trained_on():
+    table = {row: Row(f"--model {row} {LONGER}", 3, first=row) for row in ("cable", "alibi", "rope")}
+    for repair in ("pi", "yarn"):
+        table[f"rope, {repair}"] = Row(
+            f"--model rope --repair {repair} --original_length 64 {LONGER}", 3, first="rope")
+    return table
 
 
 ENTRIES = {
@@ -88,13 +99,18 @@ ENTRIES = {
         title="Recall: one of eight pairs is asked for at the end of more and more filler. Right "
               "answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")],
-        cpu=task("recall", QK, FAR, 500) | dict(rows=RECALL | MIXED | RATES | SCALED)),
+        cpu=task("recall", QK, FAR, 500) | dict(rows=RECALL | MIXED | RATES | OPEN | SCALED)),
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
         columns=[("64", "iid", "accuracy")], beside="lm",
         cpu=task("recall", PLAIN, FAR, 500) | dict(
-            rows=RECALL | MIXED | four_times(500) | RATES | repaired(3, *REPAIRS))),
+            rows=RECALL | MIXED | four_times(500) | RATES | OPEN | repaired(3, *REPAIRS))),
+    "recall_trained_on": dict(
+        title="Recall, trained on at a greater length: 100 steps in strings of 256 tokens after 500 "
+              "in strings of 64. Right answers (%)",
+        columns=[("256", "iid", "accuracy")], first="recall_no_qk_norm",
+        cpu=task("recall", PLAIN, FAR, 100) | dict(rows=trained_on())),
     "flipflop_rope": dict(
         title="Flip-flop by RoPE: as it is, repaired at test time, mixed with a layer without "
               "positions. Exact match (%), trained on 64 tokens",
