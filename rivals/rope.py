@@ -7,8 +7,7 @@ Channels c and c + d/2 are one complex number, the half-split layout. The paper 
 interleaved: the same model, its q and k in another order. RoPE: theta_c = b^(-2c/d), b = 10,000;
 dist = i - j; m = 1; all j <= i are visible. p-RoPE turns the fastest pairs alone (Barbero et al.,
 2024, arXiv 2410.06205). L = block_size, or original_length, s = max(1, T / L). T is the length of
-the forward, or with a cache what Cache(size) announced: a row depends on that number, never on a
-later token.
+the forward, or with a cache what Cache(size) announced: rows depend on it, not on later tokens.
 - pi          theta / s: position interpolation (Chen et al., 2023, arXiv 2306.15595)
 - ntk         b s^(d/(d-2)) for b: the slowest pair is theta / s, the fastest stays (bloc97, 2023)
 - yarn        pairs that turned 32 times in L stay, those that turned less than once are theta / s,
@@ -312,13 +311,14 @@ class GPT(nn.Module):
         """idx (B, T), targets (B, T), -1 where not scored -> logits (B, T, vocab), mean loss."""
         B, T = idx.shape
         start, size = (0, T) if cache is None else (cache.t, cache.size)
-        if self.training and self.config.repair and not self.config.original_length:
+        config = self.config
+        if self.training and targets is not None and config.repair and not config.original_length:
             raise ValueError("a repair in training needs --original_length: block_size before it")
-        if start + T > size and self.config.repair in ("pi", "ntk", "yarn", "selfextend"):
-            raise ValueError(f"{self.config.repair}: the cache announced {size} tokens, more came")
+        if start + T > size and config.repair in ("pi", "ntk", "yarn", "selfextend"):
+            raise ValueError(f"{config.repair}: the cache announced {size} tokens, more came")
         at = torch.arange(start, start + T)
         kinds = {False: self.kind(False, at, size, cache)}
-        if self.config.nope_every:
+        if config.nope_every:
             kinds[True] = self.kind(True, at, size, cache)
         x = self.drop(self.wte(idx))
         for block in self.h:

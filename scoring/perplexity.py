@@ -228,7 +228,7 @@ def gain_of_repeats(model, stream, size, gap, options):
     starts = np.linspace(0, len(stream) - width, PASSAGES).astype(int)
     same = stream[starts[:, None] + np.arange(size + gap)]
     passages, other = same[:, :size], same.copy()
-    other[:, :size] = np.roll(passages, 1, 0)
+    other[:, :size] = np.roll(passages, PASSAGES // 2, 0)
     strings = np.stack([np.concatenate((text, passages), 1) for text in (same, other)])
     losses = token_losses(model, np.append(strings, strings[0, 0, 0]), width, options)
     again, first = losses.reshape(2, PASSAGES, width)[:, :, -size - 1:-1].mean(-1)

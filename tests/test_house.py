@@ -12,7 +12,7 @@ FLOORS = ("kernels rivals", "data", "common scoring", "encoders figures train sa
           "experiments", "reproduce", "tests test_all")
 OWN = "kernels.bench",  # a program of its own, which uses models and scripts
 MODELS = [*MODEL_FILES, ROOT / "encoders/bert.py"]
-LONG = dict(classics=340, rope=325)        # lines of a model file; of any other 250
+LONG = dict(classics=340, rope=332)        # lines of a model file; of any other 250
 SCREEN = {("train.py", "train"): 140}      # lines of a function; of any other 60
 
 

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 import kernels
 from common import names
 from common.attention import plain_function
-from rivals import path, ssmax, stick
+from rivals import fox, path, ssmax, stick
 from rivals.path import path_attention
 from tests.examples import example, path_formula
-from tests.helpers import close, make, random_qkv
+from tests.helpers import close, gradients, make, random_qkv
 
 
 @pytest.mark.parametrize("name, changes", [
@@ -57,6 +57,27 @@ def test_what_ssmax_and_stick_say():
     y, parts = stick.literal(q, k, v)
     assert parts["attention"][:, :, 30, :20].eq(0).all() and y[:, :, 0].eq(0).all()
     close(parts["attention"][:, :, 30].sum(-1), torch.ones(2, 3), 1e-12)
+
+
+def test_gates_that_start_open():
+    """FoX: f = sigmoid(4) for a token of zeros. Stick-breaking: a channel more says the same."""
+    for gate_bias in (0.0, 4.0):
+        model = fox.GPT(fox.GPTConfig(gate_bias=gate_bias))
+        assert all((block.attn.w_f.bias == gate_bias).all() for block in model.h)
+    q, k, v = random_qkv(Tq=130, Tk=130)
+    one = torch.ones_like(q[..., :1])
+    d, dy = q.size(3), torch.randn_like(v)
+    longer = torch.cat((q, -4 * math.sqrt(d) * one), 3) * math.sqrt((d + 1) / d)
+    want = stick.stick_attention(longer, torch.cat((k, one), 3), v)
+    close(stick.literal(q, k, v, 4.0)[0], want, 1e-12)
+    close(stick.literal(q, k, v, 4.0)[1]["attention"][0, 0, 1, 0],
+          (q[0, 0, 1] @ k[0, 0, 0] / math.sqrt(d) - 4).sigmoid(), 1e-12)
+    ways = kernels.cpu_count.stick_attention, stick.stick_attention
+    fast, plain = (gradients(lambda *x, f=f: f(*x, 4.0), [q, k, v], dy) for f in ways)
+    for a, b in zip(fast, plain):
+        close(a, b, 1e-12)
+    x = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(0))
+    assert not torch.allclose(make("stick", gate_bias=4.0)(x)[0], make("stick")(x)[0], atol=1e-3)
 
 
 HARD = dict(equal=lambda q, k: (q, 0 * k + 1), huge=lambda q, k: (100 * q, 100 * k),

@@ -75,6 +75,33 @@ def test_strided_perplexity_is_one_forward_for_every_token(monkeypatch):
                 close(torch.from_numpy(losses), torch.stack(want), 1e-4)
 
 
+class Copies(torch.nn.Module):
+    """What followed the token when it last came is certain, nearly."""
+    config = model_baseline.GPTConfig(vocab_size=300)
+
+    def forward(self, x, cache=None):
+        logits = torch.zeros(*x.shape, 300)
+        for row, out in zip(x.tolist(), logits):
+            follows = {}
+            for n, token in enumerate(row):
+                if n:
+                    follows[row[n - 1]] = token
+                if token in follows:
+                    out[n, follows[token]] = 20
+        return logits, None
+
+
+def test_a_passage_that_comes_again():
+    """A copier gains what seven tokens of eight cost, ln 300 each; who knows nothing gains nothing."""
+    stream = np.concatenate([rng(n).permutation(300) for n in range(4)]).astype(np.uint16)
+    gain = perplexity.gain_of_repeats(Copies(), stream[:300], 8, 20, Options())
+    assert gain.shape == (perplexity.PASSAGES,) and gain == pytest.approx(7 / 8 * math.log(300), 1e-4)
+    nothing = perplexity.gain_of_repeats(Noted(), stream, 8, 20, Options())
+    assert (nothing == 0).all()
+    with pytest.raises(ValueError, match="too few for a passage again after 1,190"):
+        perplexity.gain_of_repeats(Noted(), stream, 8, 1190, Options())
+
+
 def test_loss_by_position_bins_cover_the_window_once():
     losses = np.arange(4100) % 2048 * 1.0
     bins = perplexity.by_position(losses, 2048)

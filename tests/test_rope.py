@@ -16,14 +16,15 @@ MIXED = [("rope_nope", dict()), ("rope_nope", dict(repair="log_n")),
          ("rope_nope", dict(window=0, repair="yarn")), ("rope_window", dict())]
 
 
-def frequencies(repair, d, T):
-    """theta'_c, and the factor of the logits where it is the same for all."""
-    s, base, c = max(1, T / L), 10000, range(d // 2)
+def frequencies(repair, d, T, base=10000, turn=99):
+    """theta'_c, after `turn` of them 0, and the factor of the logits where it is the same for all."""
+    s, c = max(1, T / L), range(d // 2)
     theta = [base ** (-2 * n / d) for n in c]
     if repair == "pi":
         theta = [x / s for x in theta]
     if repair == "ntk":
         theta = [(base * s ** (d / (d - 2))) ** (-2 * n / d) for n in c]
+    theta[turn:] = [0] * len(theta[turn:])
     if repair != "yarn":
         return theta, 1
     lo, hi = (d * math.log(L / (2 * math.pi * r)) / (2 * math.log(base)) for r in (32, 1))
@@ -33,10 +34,10 @@ def frequencies(repair, d, T):
             (0.1 * math.log(s) + 1) ** 2)
 
 
-def by_hand(q, k, v, repair, window=INF, nope=False):
+def by_hand(q, k, v, repair, window=INF, nope=False, **more):
     """q, k, v (T, d), not turned yet -> (T, d), a key at a time."""
     T, d = q.shape
-    theta, factor = frequencies(repair, d, T)
+    theta, factor = frequencies(repair, d, T, **more)
     if nope:
         theta = [0] * (d // 2)
     W, out = L // 2, []
@@ -68,12 +69,13 @@ def by_hand(q, k, v, repair, window=INF, nope=False):
 @pytest.mark.parametrize("T", LENGTHS)
 @pytest.mark.parametrize("repair", REPAIRS)
 def test_a_repair_is_its_formula(repair, T):
-    for H, d in ((2, 16), (3, 4)):
+    for H, d, base, pairs in ((2, 16, 10000.0, 8), (3, 4, 10000.0, 2), (2, 16, 100.0, 3)):
         torch.manual_seed(T)
         q, k, v = (torch.randn(1, H, T, d, dtype=torch.float64) for _ in range(3))
-        at, turn = torch.arange(T), Turn(repair, d, L, T)
+        at, turn = torch.arange(T), Turn(repair, d, L, T, base=base, share=2 * pairs / d)
         spun = turned(q, turn.waves(at, turn.m(at[:, None]))), turned(k, turn.waves(at))
-        want = torch.stack([by_hand(q[0, h], k[0, h], v[0, h], repair) for h in range(H)])[None]
+        want = torch.stack([by_hand(q[0, h], k[0, h], v[0, h], repair, base=base, turn=pairs)
+                            for h in range(H)])[None]
         close(rope_attention(*spun, v, at, turn), want, 1e-9)
         close(literal(*spun, v, at, turn)[0], want, 1e-9)
         for n in (1, 9):  # fewer queries than keys, as over a cache
@@ -158,6 +160,14 @@ def test_only_a_layer_without_positions_keeps_a_whole_text():
         for _ in range(6):
             model(torch.zeros(1, 10, dtype=torch.long), cache=cache)
     assert [cache.buf[name].size(2) for name in ("k0", "v0", "k1", "v1")] == [5, 5, 70, 70]
+
+
+@pytest.mark.parametrize("repair", ["pi", "yarn"])
+def test_what_is_trained_on_at_a_greater_length_is_what_was_repaired(repair):
+    longer = make("rope", repair=repair, block_size=48, original_length=12)
+    x = torch.randint(61, (2, 48), generator=torch.Generator().manual_seed(0))
+    close(longer(x)[0], make("rope", repair=repair, block_size=12)(x)[0], 1e-6)
+    assert not torch.allclose(longer(x)[0], make("rope", block_size=48)(x)[0], atol=1e-3)
 
 
 def test_log_n_of_a_window_of_one_token_is_finite():

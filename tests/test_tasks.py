@@ -11,6 +11,7 @@ import data.counting
 import data.dyck
 import data.flipflop
 import data.max_retrieval
+import data.pairs
 import data.recall
 import data.selective_copy
 import data.set_complement
@@ -124,6 +125,32 @@ def test_recall_is_what_was_said_about_the_key(T):
     answers = np.bincount(y[:, -1], minlength=task.vocab_size)[17:]
     assert np.bincount(x[:, -1])[1:].std() < 20 and answers.min() > 2
     assert (x[:, :-1] != 0).mean(0).std() < 0.05
+
+
+@pytest.mark.parametrize("T", [32, 64, 256])
+def test_pairs_is_what_came_after_the_key(T):
+    task = data.pairs.Task(block_size=T)
+    x, y = task.batch("iid", 1000, rng())
+    assert x.shape == y.shape == (1000, T) and ((y != -1).sum(1) == 8).all()
+    back = []
+    for row, target in zip(x, y):
+        words, seen = [*task.show(row)], {}
+        places = [n for n, word in enumerate(words) if word.isalpha()]
+        assert len(places) == 16 and sum(word.isdigit() for word in words) == 16
+        for n in places:
+            value = words[n + 1]
+            if words[n] in seen:
+                assert task.show(target[n:n + 1]) == [value] == [seen[words[n]][0]]
+                back.append(n - seen.pop(words[n])[1])
+            else:
+                assert target[n] == -1 and words[n] not in words[:n]
+                seen[words[n]] = value, n
+        assert not seen and (target[[n for n in range(T) if n not in places]] == -1).all()
+    assert min(back) == 2 and max(back) >= 0.9 * T - 4
+    assert np.mean(back) == pytest.approx(T / 3, rel=0.1)  # two of three places drawn at random
+    assert np.bincount(y[y != -1])[17:].min() > 400        # of 500, and of no other token
+    if T > 32:
+        assert (x != 0).mean(0)[2:-2].std() < 0.05
 
 
 def interpret(words):
