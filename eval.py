@@ -140,7 +140,8 @@ def main(argv=None):
     scoring = importlib.import_module(task.scoring)
     options = Options(
         lengths=args.lengths, split=args.split, amount=amount_of(args, task, scoring),
-        strided=args.strided, again=args.again, seed=args.seed, device=device, context=context, words=words)
+        strided=args.strided, again=args.again, seed=args.seed, device=device, context=context,
+        words=words)
     asked = sys.argv[1:] if argv is None else map(str, argv)
     command = shlex.join(["python", "eval.py", *asked])
     out = Path(where_to_write(args.out, runs, command))

@@ -21,7 +21,8 @@ FILLER, KEYS = 0, 1  # key k is token 1 + k, value v is token 1 + n_keys + v
 @dataclass
 class Task(data.Task):
     block_size: int = 64  # tokens in a string
-    n_pairs: int = 8      # pairs in a string, each of which comes twice
+    n_pairs: int = 8      # pairs in a string
+    n_times: int = 2      # how often each of them comes
     n_keys: int = 16      # keys there are
     n_values: int = 16    # values there are
 
@@ -38,7 +39,7 @@ class Task(data.Task):
     def __post_init__(self):
         if not 1 <= self.n_pairs <= self.n_keys or self.n_values < 2:
             raise ValueError("pairs needs n_pairs from 1 to n_keys and n_values of at least 2")
-        if self.block_size < 4 * self.n_pairs:
+        if self.block_size < 2 * self.n_times * self.n_pairs:
             raise ValueError(f"{self.n_pairs} pairs, twice two tokens each, do not fit into "
                              f"block_size={self.block_size}")
         self.vocab_size = 1 + self.n_keys + self.n_values
@@ -49,19 +50,19 @@ class Task(data.Task):
         key = KEYS + rng.random((B, self.n_keys), dtype=np.float32).argsort(1)[:, :n]
         value = KEYS + self.n_keys + rng.integers(0, self.n_values, (B, n))
 
-        # 2 n places of two tokens: 2 n of T - 2 n, each moved on by those before it
-        u = rng.random((B, T - 2 * n), dtype=np.float32)
-        places = np.sort(u.argsort(1)[:, :2 * n], 1) + np.arange(2 * n)
-        turns = rng.random((B, 2 * n), dtype=np.float32).argsort(1).reshape(B, n, 2)
-        first, second = np.moveaxis(
-            np.take_along_axis(places, np.sort(turns, 2).reshape(B, 2 * n), 1).reshape(B, n, 2),
-            2, 0)
+        # m n places of two tokens: m n of T - m n, each moved on by those before it
+        m = self.n_times
+        u = rng.random((B, T - m * n), dtype=np.float32)
+        places = np.sort(u.argsort(1)[:, :m * n], 1) + np.arange(m * n)
+        pair = np.tile(np.arange(n), (B, m))
+        pair = rng.permuted(pair, axis=1)     # which pair is at each of them
+        key, value = (np.take_along_axis(a, pair, 1) for a in (key, value))
+        again = ((pair[:, :, None] == pair[:, None]) & np.tri(m * n, k=-1, dtype=bool)).any(2)
 
         x, y = np.full((B, T), FILLER), np.full((B, T), -1)
-        for place in (first, second):
-            np.put_along_axis(x, place, key, axis=1)
-            np.put_along_axis(x, place + 1, value, axis=1)
-        np.put_along_axis(y, second, value, axis=1)
+        np.put_along_axis(x, places, key, axis=1)
+        np.put_along_axis(x, places + 1, value, axis=1)
+        np.put_along_axis(y, places, np.where(again, value, -1), axis=1)
         return x, y
 
     def show(self, x):

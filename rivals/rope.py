@@ -267,7 +267,7 @@ class GPT(nn.Module):
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
         if not 0 <= config.nope_every <= config.n_layer:
-            raise ValueError(f"nope_every={config.nope_every} is not within n_layer={config.n_layer}")
+            raise ValueError(f"nope_every={config.nope_every} is not in n_layer={config.n_layer}")
         if not -1 <= config.window <= config.block_size:
             raise ValueError(f"window={config.window} is not within block_size={config.block_size}")
         self.window = config.block_size // 4 if config.window == -1 else config.window

@@ -39,7 +39,7 @@ VARIANTS = dict(stick=dict())
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
-EQUATION = "A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik)),  z = q . k / sqrt(d) - c, no softmax"
+EQUATION = "A_ij = sigmoid(z_ij) prod_{j<k<i} (1 - sigmoid(z_ik)),  z = q . k / sqrt(d) - c"
 STEP = "softplus(q_i . k_k / sqrt(d) - c): query and key decide, what is taken hides the rest"
 
 

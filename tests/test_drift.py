@@ -30,7 +30,8 @@ CHANGES = dict(
           r"gates|gate_keys|w_g|pos_emb|\bP\b|share|tables|\bd = |for layer, block"),
     rope=([FORWARD, KEEP, ATTEND, LOOP],
           r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"
-          r"|nope|window|kind|positions|distance|log_n|\bbase\b|share|original_length|= self.config$"),
+          r"|nope|window|kind|positions|distance|log_n|\bbase\b|share|original_length"
+          r"|= self.config$"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
     fox=([ATTEND, ZEROS], r"w_f|log_f|gate_bias"),
     stick=([ATTEND], r"stick_attention|gate_bias"),

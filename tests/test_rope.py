@@ -17,7 +17,7 @@ MIXED = [("rope_nope", dict()), ("rope_nope", dict(repair="log_n")),
 
 
 def frequencies(repair, d, T, base=10000, turn=99):
-    """theta'_c, after `turn` of them 0, and the factor of the logits where it is the same for all."""
+    """theta'_c, 0 after `turn` of them, and the factor of the logits where all have the same."""
     s, c = max(1, T / L), range(d // 2)
     theta = [base ** (-2 * n / d) for n in c]
     if repair == "pi":

@@ -136,8 +136,8 @@ ENTRIES = {
         title="Runs of full length at other learning rates, with other starts, norms and bases",
         cpu=dict(train=LONG, eval=FAR, rows=at_full_length())),
     "lm_trained_on": dict(
-        title="Trained on at a greater length: 300 steps in windows of 1,024 after 3,000 in windows "
-              "of 256, RoPE plain and with two repairs",
+        title="Trained on at a greater length: 300 steps in windows of 1,024 after 3,000 in "
+              "windows of 256, RoPE plain and with two repairs",
         first="lm_rates_long", cpu=dict(
             train=TRAIN + " --block_size 1024 --batch_size 4 --max_iters 300 --eval_interval 60 "
                   "--learning_rate 1e-3 --min_lr 1e-4", eval=FAR, rows=trained_on())),

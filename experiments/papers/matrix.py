@@ -84,7 +84,8 @@ def four_times(steps):
 
 
 def trained_on():
-    table = {row: Row(f"--model {row} {LONGER}", 3, first=row) for row in ("cable", "alibi", "rope")}
+    table = {row: Row(f"--model {row} {LONGER}", 3, first=row)
+             for row in ("cable", "alibi", "rope")}
     for repair in ("pi", "yarn"):
         table[f"rope, {repair}"] = Row(
             f"--model rope --repair {repair} --original_length 64 {LONGER}", 3, first="rope")
@@ -107,8 +108,8 @@ ENTRIES = {
         cpu=task("recall", PLAIN, FAR, 500) | dict(
             rows=RECALL | MIXED | four_times(500) | RATES | OPEN | repaired(3, *REPAIRS))),
     "recall_trained_on": dict(
-        title="Recall, trained on at a greater length: 100 steps in strings of 256 tokens after 500 "
-              "in strings of 64. Right answers (%)",
+        title="Recall, trained on at a greater length: 100 steps in strings of 256 tokens after "
+              "500 in strings of 64. Right answers (%)",
         columns=[("256", "iid", "accuracy")], first="recall_no_qk_norm",
         cpu=task("recall", PLAIN, FAR, 100) | dict(rows=trained_on())),
     "flipflop_rope": dict(
