@@ -46,7 +46,7 @@ METHODS = [
            "a kernel on a GPU", "you copy, or count from few programs", "text is far longer"),
     Method("tra", "tra", "tra (2,029 steps)", "", "tra_norm: tra post qk-norm",
            "a kernel on a GPU", "you repeat its paper", "training is short: some seeds fail"),
-    Method("tra pre", "", "", "recall: tra", "tra_norm: tra pre qk-norm",
+    Method("tra pre qk-norm", "", "", "recall: tra", "tra_norm: tra pre qk-norm",
            "a kernel on a GPU", "state is overwritten, pairs recalled", "the task is small text"),
     Method("nope", "nope", "", "recall_no_qk_norm: nope", "matrix: nope",
            "nothing", "the task is recall alone", "the task is text"),

@@ -98,7 +98,25 @@ def text_tables(result):
         texts.append(("Bits per byte:", by_row(runs, columns)))
     if any("strided" in run for run in runs):
         texts.append(strided_table(result, T))
+    again = [run for run in runs if "again" in run]
+    if again:
+        texts.append(again_table(again))
     return texts
+
+
+def again_table(runs):
+    """Does it copy?"""
+    def gain_at(gap, runs):
+        gains = [run["again"][gap] for run in runs if gap in run["again"]]
+        if len(gains) == 1:
+            return "{:.3f} [{:.3f}, {:.3f}]".format(*gains[0])
+        return spread([gain for gain, _, _ in gains], ".3f")
+    gaps = dict.fromkeys(gap for run in runs for gap in run["again"])
+    columns = [(f"after {int(gap):,}", partial(gain_at, gap)) for gap in gaps]
+    size = runs[0]["block_size"] // 4
+    return (f"A passage again: {size} tokens come a second time, after so many others. By how many "
+            "nats a token they are cheaper; of one seed with a 95 % interval over 64 passages."
+            ), by_row(runs, columns)
 
 
 def strided_table(result, T):

@@ -204,6 +204,12 @@ def test_tables_of_text_by_hand():
     beside, = found(paper=dict(a=(1.0, 4.0)), paper_lengths=[8, 16],
                     runs=[{key: a[key] for key in a.keys() - {"strided"}}])
     assert beside[0][2:6] == ["8", "paper", "16", "paper"] and beside[1][3:6:2] == ["1.00", "4.00"]
+    again = [run | dict(again={"0": gain, "8": [0.0, -0.25, 0.25]})
+             for run, gain in ((a, [0.5, 0.25, 0.75]), (a, [1.0, 0.5, 1.5]),
+                               (b | dict(label="b"), [2.0, 1.5, 2.5]))]
+    *_, copied = found(runs=again)
+    assert copied[1:] == [["a", "2", "0.750 ± 0.354", "0.000 ± 0.000"],
+                          ["b", "1", "2.000 [1.500, 2.500]", "0.000 [-0.250, 0.250]"]]
     c = a | dict(label="c", strided={"8": 2.0, "16": None}, perplexity={"8": 2.0, "16": None})
     d = a | dict(label="d", strided={"8": 4.0, "16": 2.0})
     _, strided = found(runs=[a, b, c, d])

@@ -155,7 +155,7 @@ def test_the_numbers_of_the_front_page_are_those_of_the_json():
     text, recall, with_qk_norm, repairs, bench = (
         markdown_tables(pages.block(name))[0]
         for name in ("lm", "recall_no_qk_norm", "recall", "bench.repairs", "bench.cpu"))
-    recall |= {"tra": {}, "tra pre": with_qk_norm["tra"]}  # as their norms are on text
+    recall |= {"tra": {}, "tra pre qk-norm": with_qk_norm["tra"]}  # as their norms are on text
     text = {label.partition(" (unfinished")[0]: cells for label, cells in text.items()}
     columns = {"256": (text, "256"), "4,096": (text, "4,096"),
                "recall, 1,024": (recall, "1,024"), "training speed": (bench, "of nope's"),

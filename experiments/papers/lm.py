@@ -15,12 +15,13 @@ FAMILIES = dict(
     rope=("rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path"),
     alibi=("alibi", "t5", "kerple", "fire", "fire_torch_init", "relative"),
     cable=("cable", "cable_nw", "k_cable", "fox"),
-    cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"), tra=("tra", "tra pre"))
+    cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"),
+    tra=("tra", "tra pre qk-norm"))
 OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
        "cope_alibi": "--slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's own, as in Table 8
-       "tra": "--norm post --qk_norm", "tra pre": "--norm pre --qk_norm",
+       "tra": "--norm post --qk_norm", "tra pre qk-norm": "--norm pre --qk_norm",
        "peri": "--norm peri --pe rope", "rope_nope, no window": "--window 0"}
-NAMES = {"tra pre": "tra", "peri": "perinorm",  # of rows that are not their model's
+NAMES = {"tra pre qk-norm": "tra", "peri": "perinorm",  # of rows that are not their model's
          "rope_nope, no window": "rope_nope"}
 OPEN = "--gate_bias 4"
 THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
@@ -61,7 +62,8 @@ def at_full_length():
     Rates, the start of a gate, norms and RoPE's base where they count; and whether a passage that
     comes a second time is worth anything (--again).
     """
-    two = {"tra": ("4e-3", "1.6e-2"), "tra pre": ("4e-3", "1.6e-2"), "fox": ("2e-3", "8e-3")}
+    two = {"tra": ("4e-3", "1.6e-2"), "tra pre qk-norm": ("4e-3", "1.6e-2"),
+           "fox": ("2e-3", "8e-3")}
     table = {f"{row}, {rate}": Row(flags(row, rate)) for row in two for rate in two[row]}
 
     def add(label, words, seeds=1):
@@ -74,14 +76,14 @@ def at_full_length():
     for repair in ("window", "rerope"):
         table[f"rope, 2e-3, {repair}"] = Row(
             seeds=3, of="rope, 2e-3", eval=f"--set repair={repair} --again")
-    add("tra_kept, 4e-3", flags("tra_kept", "4e-3", OWN["tra pre"]), 3)
+    add("tra_kept pre qk-norm, 4e-3", flags("tra_kept", "4e-3", OWN["tra pre qk-norm"]), 3)
     for row in ("rope_nope", "nope"):
         add(f"{row}, 2e-3", flags(row, "2e-3"))
     add("cable x4, 2e-3", flags("cable", "2e-3", "--max_iters 12000 --eval_interval 2400"))
-    add("tra_qk_scale pre, 4e-3", flags("tra_qk_scale", "4e-3", OWN["tra pre"]))
-    add("tra pre, no QK-norm, 4e-3", flags("tra", "4e-3", "--norm pre --no-qk_norm"))
+    add("tra_qk_scale pre qk-norm, 4e-3", flags("tra_qk_scale", "4e-3", OWN["tra pre qk-norm"]))
+    add("tra pre, 4e-3", flags("tra", "4e-3", "--norm pre --no-qk_norm"))
     for row in ("alibi", "rope", "fox"):
-        add(f"{row} post, QK-norm, 4e-3", flags(row, "4e-3", OWN["tra"]))
+        add(f"{row} post qk-norm, 4e-3", flags(row, "4e-3", OWN["tra"]))
     add("rope, base 1,000, 4e-3", flags("rope", "4e-3", "--base 1000"), 3)
     add("rope, a quarter turns, 4e-3", flags("rope", "4e-3", "--rotary_share 0.25"), 3)
     return table
@@ -145,7 +147,7 @@ ENTRIES = {
         title="English: as lm, on State of the Union addresses, in bytes",
         cpu=dict(train=LONG.replace("stdlib", "sotu"), eval=FAR,
                  rows={row: Row(words.train, 3) for row, words in every().items()
-                       if row in ("cable", "rope", "alibi", "fox", "tra pre")}
+                       if row in ("cable", "rope", "alibi", "fox", "tra pre qk-norm")}
                  | repaired(3, "window", "yarn"))),
     "lm_english": dict(
         title="English, 14M parameters: perplexity far beyond the training length, on a text of "
@@ -154,7 +156,7 @@ ENTRIES = {
                        "--batch_size 128 --max_iters 2400 --learning_rate 2e-3 --min_lr 2e-4 "
                        "--warmup_iters 200 --eval_interval 800", eval=FARTHER,
                  rows=COMPARED | rows(2, "tra", "fox", "cope") | {
-                     "tra pre": Row("--model tra --norm pre --qk_norm", 2),
+                     "tra pre qk-norm": Row("--model tra --norm pre --qk_norm", 2),
                      "rope_nope": Row("--model rope_nope --nope_every 3", 2)})),
     "lm_english_tiny": dict(
         title="English, 45M parameters: as lm_english, in gpt2's tokens, 98 million of them",
