@@ -4,10 +4,10 @@ arXiv 2312.04927; their pairs come first and their questions after, without fill
 
     . . c 7 . a 2 . . . f 0 . . a 2 . . . d 9 . c 7 .
 
-n_pairs pairs, a key and the value behind it, are scattered through filler, each of them twice; no
-two have the same key. Loss and score count the value behind a key that has come before. It takes
-two steps: every value has to note the key before it, and a key has to look for the value that did.
-A longer string has as many pairs and more filler. Every batch is drawn anew.
+n_pairs pairs, a key and the value behind it, are scattered through filler, each of them n_times. No
+two have the same key. Loss and score count the value behind every key that has come before. That
+takes two steps: a value has to note which key stands before it, and a key has to look for the value
+that did. A longer string has as many pairs and more filler. Every batch is drawn anew.
 """
 from dataclasses import dataclass
 
@@ -39,25 +39,25 @@ class Task(data.Task):
     def __post_init__(self):
         if not 1 <= self.n_pairs <= self.n_keys or self.n_values < 2:
             raise ValueError("pairs needs n_pairs from 1 to n_keys and n_values of at least 2")
-        if self.block_size < 2 * self.n_times * self.n_pairs:
-            raise ValueError(f"{self.n_pairs} pairs, twice two tokens each, do not fit into "
-                             f"block_size={self.block_size}")
+        if self.n_times < 2 or self.block_size < 2 * self.n_times * self.n_pairs:
+            raise ValueError(f"n_times={self.n_times} must be at least 2, and {self.n_pairs} pairs of "
+                             f"two tokens fit as often into block_size={self.block_size}")
         self.vocab_size = 1 + self.n_keys + self.n_values
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (batch_size, block_size) int64; y is the value behind a second key, else -1."""
+        """-> x, y (batch_size, block_size) int64; y is the value of a key that came before, or -1."""
         B, T, n = batch_size, self.block_size, self.n_pairs
         key = KEYS + rng.random((B, self.n_keys), dtype=np.float32).argsort(1)[:, :n]
         value = KEYS + self.n_keys + rng.integers(0, self.n_values, (B, n))
 
-        # m n places of two tokens: m n of T - m n, each moved on by those before it
-        m = self.n_times
-        u = rng.random((B, T - m * n), dtype=np.float32)
-        places = np.sort(u.argsort(1)[:, :m * n], 1) + np.arange(m * n)
-        pair = np.tile(np.arange(n), (B, m))
-        pair = rng.permuted(pair, axis=1)     # which pair is at each of them
-        key, value = (np.take_along_axis(a, pair, 1) for a in (key, value))
-        again = ((pair[:, :, None] == pair[:, None]) & np.tri(m * n, k=-1, dtype=bool)).any(2)
+        # places of two tokens: some of T - many, each moved on by those before it
+        many = n * self.n_times
+        u = rng.random((B, T - many), dtype=np.float32)
+        places = np.sort(u.argsort(1)[:, :many], 1) + np.arange(many)
+        which = rng.permuted(np.tile(np.arange(n), (B, self.n_times)), axis=1)
+        key, value = (np.take_along_axis(a, which, 1) for a in (key, value))
+        before = np.tri(many, k=-1, dtype=bool)
+        again = ((which[:, :, None] == which[:, None]) & before).any(2)
 
         x, y = np.full((B, T), FILLER), np.full((B, T), -1)
         np.put_along_axis(x, places, key, axis=1)
