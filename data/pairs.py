@@ -40,12 +40,12 @@ class Task(data.Task):
         if not 1 <= self.n_pairs <= self.n_keys or self.n_values < 2:
             raise ValueError("pairs needs n_pairs from 1 to n_keys and n_values of at least 2")
         if self.n_times < 2 or self.block_size < 2 * self.n_times * self.n_pairs:
-            raise ValueError(f"n_times={self.n_times} must be at least 2, and {self.n_pairs} pairs of "
-                             f"two tokens fit as often into block_size={self.block_size}")
+            raise ValueError(f"pairs needs n_times of at least 2, and 2 x n_times={self.n_times} x "
+                             f"n_pairs={self.n_pairs} tokens in block_size={self.block_size}")
         self.vocab_size = 1 + self.n_keys + self.n_values
 
     def batch(self, split, batch_size, rng):
-        """-> x, y (batch_size, block_size) int64; y is the value of a key that came before, or -1."""
+        """-> x, y (batch_size, block_size) int64; y is the value of a key that came before."""
         B, T, n = batch_size, self.block_size, self.n_pairs
         key = KEYS + rng.random((B, self.n_keys), dtype=np.float32).argsort(1)[:, :n]
         value = KEYS + self.n_keys + rng.integers(0, self.n_values, (B, n))

@@ -35,7 +35,7 @@ VARIANTS = dict(fox=dict())
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
 EQUATION = "logit_ij = q_i . k_j / sqrt(d) + F_i - F_j,  F = cumsum(log f)"
-STEP = "-log f_k, f_k = sigmoid(x_k W_f): the key decides"
+STEP = "-log f_k, f_k = sigmoid(x_k W_f + b_f): the key decides"
 
 
 def literal(q, k, v, F_):

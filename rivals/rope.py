@@ -1,13 +1,13 @@
 """
-RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length that need no training.
+RoPE (Su et al., 2021, arXiv 2104.09864), and repairs beyond its length, most without training.
 
     logit_ij = m_i Re sum_c q_ic conj(k_jc) e^{i theta'_c dist(i, j)} / sqrt(d)   for visible keys
 
 Channels c and c + d/2 are one complex number, the half-split layout. The paper pairs 2c and 2c + 1,
-interleaved: the same model, its q and k in another order. RoPE: theta_c = b^(-2c/d), b = 10,000;
+interleaved: the same model, its q and k in another order. RoPE: theta_c = b^(-2c/d), b = base;
 dist = i - j; m = 1; all j <= i are visible. p-RoPE turns the fastest pairs alone (Barbero et al.,
-2024, arXiv 2410.06205). L = block_size, or original_length, s = max(1, T / L). T is the length of
-the forward, or with a cache what Cache(size) announced: rows depend on it, not on later tokens.
+2024, arXiv 2410.06205). L = block_size, or original_length; s = max(T, block_size) / L. T is the
+forward's length, or what Cache(size) announced: rows depend on that, and not on later tokens.
 - pi          theta / s: position interpolation (Chen et al., 2023, arXiv 2306.15595)
 - ntk         b s^(d/(d-2)) for b: the slowest pair is theta / s, the fastest stays (bloc97, 2023)
 - yarn        pairs that turned 32 times in L stay, those that turned less than once are theta / s,
@@ -53,7 +53,7 @@ class GPTConfig:
     norm: str = "pre"       # pre or post: where the norms sit, see Block
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     nope_every: int = 0     # the last of so many layers has no positions; 0: none has
-    window: int = 0         # keys that a layer with RoPE sees, in training too; 0: all, -1: L // 4
+    window: int = 0         # keys that a layer with RoPE sees in training, too; 0 all, -1 a quarter
     base: float = 10000.0   # b: theta_c = b^(-2c/d)
     rotary_share: float = 1.0  # share of the pairs that turn, the fastest
     original_length: int = 0   # L, where a training with a repair goes on from a shorter one
@@ -259,15 +259,15 @@ class GPT(nn.Module):
             raise ValueError(f"rope turns pairs: head size {config.n_embd // config.n_head} is odd")
         if config.repair not in REPAIRS:
             raise ValueError(f"repair={config.repair!r} is not one of {', '.join(REPAIRS[1:])}")
-        share, pairs = config.rotary_share, config.n_embd // config.n_head // 2
-        if not 0 < share <= 1 <= round(share * pairs):
+        share, b, L = config.rotary_share, config.base, config.original_length
+        if not 0 < share <= 1 <= round(share * (config.n_embd // config.n_head // 2)):
             raise ValueError(f"rotary_share={share} is not within 0 to 1, or turns no pair")
-        if not 1 < config.base < math.inf:
-            raise ValueError(f"base={config.base} is not a finite number above 1")
+        if not (1 < b < math.inf and 0 <= L <= config.block_size):
+            raise ValueError(f"base={b} has to be above 1, original_length={L} up to block_size")
         if config.repair == "ntk" and config.n_embd == 2 * config.n_head:
             raise ValueError("ntk needs heads of more than two channels")
         if not 0 <= config.nope_every <= config.n_layer:
-            raise ValueError(f"nope_every={config.nope_every} is not in n_layer={config.n_layer}")
+            raise ValueError(f"nope_every={config.nope_every} is above n_layer={config.n_layer}")
         if not -1 <= config.window <= config.block_size:
             raise ValueError(f"window={config.window} is not within block_size={config.block_size}")
         self.window = config.block_size // 4 if config.window == -1 else config.window
@@ -297,8 +297,8 @@ class GPT(nn.Module):
         repair, d = config.repair, config.n_embd // config.n_head
         if config.nope_every and nope != (repair == "log_n"):
             repair = ""  # it is for the other kind
-        turn = Turn(repair, d, config.original_length or config.block_size, size, window, nope,
-                    config.base, config.rotary_share)
+        L, longest = config.original_length or config.block_size, max(size, config.block_size)
+        turn = Turn(repair, d, L, longest, window, nope, config.base, config.rotary_share)
         here, T = self.wte.weight, len(at)  # to a GPU it is copied once, not in every layer
         waves = turn.waves(at, turn.m(at[:, None])).to(here), turn.waves(at).to(here)
         if cache is not None:

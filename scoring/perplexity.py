@@ -230,9 +230,10 @@ def gain_of_repeats(model, stream, size, gap, options):
     passages, other = same[:, :size], same.copy()
     other[:, :size] = np.roll(passages, PASSAGES // 2, 0)
     strings = np.stack([np.concatenate((text, passages), 1) for text in (same, other)])
-    losses = token_losses(model, np.append(strings, strings[0, 0, 0]), width, options)
-    again, first = losses.reshape(2, PASSAGES, width)[:, :, -size - 1:-1].mean(-1)
-    return first - again
+    stream = np.append(strings, strings[0, 0, 0])  # what the last token is followed by
+    losses = token_losses(model, stream, width, options)
+    again, without = losses.reshape(2, PASSAGES, width)[:, :, -size - 1:-1].mean(-1)
+    return without - again
 
 
 def windows(stream, T, tokens, step):

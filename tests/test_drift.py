@@ -31,7 +31,7 @@ CHANGES = dict(
     rope=([FORWARD, KEEP, ATTEND, LOOP],
           r"repair|turn|waves|\bat\b|head size|n_embd // |start|ntk|keeps|cache is"
           r"|nope|window|kind|positions|distance|log_n|\bbase\b|share|original_length"
-          r"|= self.config$"),
+          r"|= self.config$|math.inf and"),
     tra=([NORM, QK_NORM, ATTEND], r"w_f|log_decay|norm: str = \"post\"|qk_norm: bool = True"),
     fox=([ATTEND, ZEROS], r"w_f|log_f|gate_bias"),
     stick=([ATTEND], r"stick_attention|gate_bias"),

@@ -62,8 +62,7 @@ def at_full_length():
     Rates, the start of a gate, norms and RoPE's base where they count; and whether a passage that
     comes a second time is worth anything (--again).
     """
-    two = {"tra": ("4e-3", "1.6e-2"), "tra pre qk-norm": ("4e-3", "1.6e-2"),
-           "fox": ("2e-3", "8e-3")}
+    two = {"tra": ("4e-3", "1.6e-2"), "tra pre qk-norm": ("4e-3", "1.6e-2"), "fox": ("8e-3",)}
     table = {f"{row}, {rate}": Row(flags(row, rate)) for row in two for rate in two[row]}
 
     def add(label, words, seeds=1):
