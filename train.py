@@ -115,7 +115,8 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        for name in ("tokenizer", "n_head", "norm", "qk_norm"):  # shapes do not show these
+        for name in ("tokenizer", "n_head", "norm", "qk_norm", "gate_bias", "base",
+                     "rotary_share"):  # shapes do not show these
             theirs, ours = origin["config"].get(name), getattr(c, name, None)
             if None not in (theirs, ours) and theirs != ours:  # symbols have no tokenizer
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")

@@ -82,7 +82,8 @@ def new_settings(argv, description=None):
 
 def resumed_settings(saved, argv, description=None):
     """A run's that goes on; where it runs, how it reports and how far may change."""
-    config = asdict(RunConfig()) | saved["config"]
+    model, _ = names.models()[saved["config"]["model"]]  # which may have a new field since
+    config = asdict(RunConfig()) | asdict(model.GPTConfig()) | saved["config"]
     text_flag = names.text_setting(config)
     parser = training_parser(description)
     parser.epilog = "A run that is resumed keeps all other settings."

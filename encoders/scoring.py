@@ -27,8 +27,8 @@ TOKENS = 2**14                  # that go through an encoder at once
 class Scores:
     """Every run is asked the same queries, among the same documents."""
     def __init__(self, task, runs, options):
-        if options.strided:
-            raise ValueError("--strided is for text, not for a search")
+        if options.strided or options.again:
+            raise ValueError("--strided and --again are for text, not for a search")
         check_same(runs, {"tokenizer", "block_size", "query_size"})
         split, T = options.split or "test", task.block_size
         check_split(split, task.splits)

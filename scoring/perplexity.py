@@ -136,7 +136,7 @@ class Scores:
         stream, T, row["again"] = self.streams[self.tokenizer], row["block_size"], {}
         for gap in [n * T for n in GAPS]:
             try:
-                gain = gain_of_repeats(run.model, stream, T // 4, gap, self.options)
+                gain = gain_of_repeats(run.model, stream, max(1, T // 4), gap, self.options)
             except ValueError as e:  # an encoding that ends, or too short a text
                 self.note = f"  {run.name}: {e}"
                 break
@@ -223,7 +223,7 @@ def gain_of_repeats(model, stream, size, gap, options):
     passage in the first place. A model that copies gains most of what the passage cost.
     """
     width = 2 * size + gap
-    if len(stream) < width + PASSAGES:
+    if len(stream) < width + PASSAGES + 2 * size:  # the other passage is another
         raise ValueError(f"{len(stream):,} tokens are too few for a passage again after {gap:,}")
     starts = np.linspace(0, len(stream) - width, PASSAGES).astype(int)
     same = stream[starts[:, None] + np.arange(size + gap)]

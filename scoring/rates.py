@@ -25,8 +25,8 @@ BATCH_TOKENS = 2**14              # tokens of these that go through the model at
 class Scores:
     """The rates of runs of one task at one or more lengths, on the same new sequences for all."""
     def __init__(self, task, runs, options):
-        if options.strided:
-            raise ValueError(f"--strided is for text, not for {task.data}")
+        if options.strided or options.again:
+            raise ValueError(f"--strided and --again are for text, not for {task.data}")
         self.task, self.options, self.splits = task, options, list(task.splits[1:])
         if options.split:
             data.check_split(options.split, task.splits)

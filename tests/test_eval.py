@@ -72,7 +72,7 @@ def test_what_cannot_be_scored_or_not_together(trained, home):
             ((task, "half"), "half/ckpt.pt was trained with p_ignore=0.5"),
             ((task, text), "score them one by one"),
             ((text, "mine"), "say which to score with --data"),
-            ((task, "--strided"), "--strided is for text"),
+            ((task, "--again"), "--strided and --again are for text"),
             ((task, "--split", "idd"), "unknown split 'idd': choose from train"),
             ((text, "--data", "flipflop"), "it cannot be scored on flipflop"),
             ((task, "--lengths", 0), "--lengths, --sequences and --queries must be at least 1"),

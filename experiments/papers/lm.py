@@ -67,7 +67,7 @@ def at_full_length():
 
     def add(label, words, seeds=1):
         table[label] = Row(words, seeds, eval="--again")
-    add("fox, 2e-3", flags("fox", "2e-3"), 3)
+    table["fox, 2e-3"] = Row(flags("fox", "2e-3"), 3)
     for rate in ("2e-3", "4e-3"):
         add(f"fox open, {rate}", flags("fox", rate, OPEN), 3)
     for row in ("cable", "alibi", "rope"):
