@@ -47,7 +47,7 @@ METHODS = [
     Method("tra", "tra", "tra (2,029 steps)", "", "tra_norm: tra post qk-norm",
            "a kernel on a GPU", "you repeat its paper", "training is short: some seeds fail"),
     Method("tra pre qk-norm", "", "", "recall: tra", "tra_norm: tra pre qk-norm",
-           "a kernel on a GPU", "state is overwritten, and it has to recall", "the task is small text"),
+           "a kernel on a GPU", "state is overwritten, it has to recall", "the task is small text"),
     Method("nope", "nope", "", "recall_no_qk_norm: nope", "matrix: nope",
            "nothing", "the task is recall alone", "the task is text"),
     Method("rope", "rope", "rope", "recall_no_qk_norm: rope", "flipflop_rope: rope",
