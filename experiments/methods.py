@@ -63,7 +63,7 @@ METHODS = [
            "it has to recall", "text is far longer: ReRoPE rises less"),
     Method("rope, yarn", "rope, yarn", "rope, yarn", "recall_no_qk_norm: rope, yarn",
            "flipflop_rope: rope, yarn", "a trained RoPE",
-           "you train on with it (not run here)", "it is not trained on"),
+           "you train on with it", "it is not trained on"),
     Method("rope_nope", "rope_nope", "", "recall_no_qk_norm: rope_nope", "flipflop_rope: rope_nope",
            "layers of two kinds", "you want a quarter of the cache",
            "training is short: recall takes 4 x the steps"),
