@@ -26,14 +26,11 @@ class Task(data.Task):
     n_keys: int = 16      # keys there are
     n_values: int = 16    # values there are
 
-    # no paper's sizes: both are ours. nano: for two CPU cores
+    # for two CPU cores
     defaults = {
         "nano": dict(
             n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=64, max_iters=500,
             learning_rate=3e-3, min_lr=0.0, warmup_iters=50, eval_interval=100, eval_iters=10),
-        "paper": dict(
-            n_layer=4, n_head=4, n_embd=256, block_size=512, batch_size=64, max_iters=25000,
-            learning_rate=3e-4, min_lr=0.0, warmup_iters=500, eval_interval=500, eval_iters=10),
     }
 
     def __post_init__(self):
