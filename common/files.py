@@ -7,9 +7,8 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,6 +23,14 @@ for stream in (sys.stdout, sys.stderr):
 def fail(message):
     """A user's mistake: one line, exit code 1."""
     sys.exit(f"error: {message}")
+
+
+def nearest(word, names):
+    """What to say after an unknown word: the nearest names, else all of them."""
+    close = get_close_matches(word, names, n=2, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(names)}"
 
 
 def say(words):
@@ -81,7 +88,8 @@ def in_one_line(kind, error, trace):
     ours = file.is_relative_to(ROOT) and "site-packages" not in file.parts  # ./.venv lies in ROOT
     ours = ours and (last.line or "").startswith("raise ")
     message = str(error)
-    if issubclass(kind, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in message:
+    names = {cls.__name__ for cls in kind.__mro__}  # torch's, which not all of us import
+    if names & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in message:
         less = SMALLER.get(Path(sys.argv[0]).stem, "ask for less")
         message = f"this does not fit into memory: {less}"
     elif not issubclass(kind, OSError) and not (issubclass(kind, ValueError) and ours):

@@ -1,6 +1,5 @@
 """Models and tasks by name: a file that is there can be asked for, no script has to be told."""
 import dataclasses
-import difflib
 import functools
 import importlib
 import re
@@ -11,16 +10,7 @@ from pathlib import Path
 import data
 import data.text
 from common.attention import install
-from common.files import ROOT, fail
-
-
-def nearest(word, names):
-    """What to say after an unknown word: the nearest names, else all of them."""
-    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(names)}"
-
+from common.files import ROOT, fail, nearest
 
 # -----------------------------------------------------------------------------
 # models

@@ -6,7 +6,7 @@ from typing import Literal
 
 from common import flags, names
 from common.checkpoint import check_text
-from common.files import fail
+from common.files import fail, nearest
 
 
 @dataclass
@@ -55,7 +55,7 @@ def new_settings(argv, description=None):
     task = names.find_task(flags.peek(argv, "data") or "stdlib")
     size = flags.peek(argv, "size") or next(iter(task.defaults))
     if size not in task.defaults:
-        fail(f"unknown size {size!r}: {names.nearest(size, task.defaults)}")
+        fail(f"unknown size {size!r}: {nearest(size, task.defaults)}")
     preset = task.defaults[size]
     model = flags.peek(argv, "model") or preset.get("model", TrainConfig.model)
     module, variant = names.models()[model]
