@@ -6,7 +6,7 @@ are cut to.
 
 An encoder reads a document as a whole, one vector for all its tokens. Beside that stands what a
 practitioner would do instead: the best of its windows of the training length, and BM25. The JSON
-also has recall, each query's place, and nDCG by where in its document the answer begins.
+also has each query's place.
 """
 import time
 
@@ -37,12 +37,12 @@ class Scores:
             raise ValueError(f"--lengths of a search must be multiples of the training length, {T}:"
                              " its windows are of that length")
         self.task, self.options, self.split = task, options, split
-        self.documents, queries, of, at = collection(task, split, self.lengths[-1])
+        self.documents, queries, of = collection(task, split, self.lengths[-1])
         asked = np.random.default_rng(options.seed).permutation(len(queries))[:options.amount]
         if not len(asked):
             raise ValueError(f"no query of {split} is answered in the first {self.lengths[-1]} "
                              "tokens")
-        self.queries, self.of, self.at = [queries[n] for n in asked], of[asked], at[asked]
+        self.queries, self.of = [queries[n] for n in asked], of[asked]
         self.chance = float(ndcg(np.arange(1, len(self.documents) + 1)).mean())
         print(f"nDCG@10 in % (chance {100 * self.chance:.1f}): {len(asked):,} queries, "
               f"{len(self.documents):,} documents of {task.corpus} ({split}), cut to length; "
@@ -83,10 +83,6 @@ class Scores:
         for reading, by_length in self.places.items():
             row["search"][reading] = {L: summary(places, self.of, self.options.seed)
                                       for L, places in by_length.items()}
-        row["by_answer_at"] = None
-        if self.task.pairs[f"{self.split}.at"].any():  # of MS MARCO nobody knows
-            by_first = ranks(self.by_window[:, self.first == 0], self.of)
-            row["by_answer_at"] = by_evidence(self.places, by_first, self.at, self.task.block_size)
         row["places"] = {L: places.tolist() for L, places in self.places["whole"].items()}
         row["eval_seconds"] = round(time.monotonic() - self.began, 2)
         print_row(row, self.lengths)
@@ -117,7 +113,7 @@ def print_row(row, lengths):
 def collection(task, split, limit):
     """
     -> documents, a list of (n,) tokens of the tokenizer, at most `limit` each; queries, those
-    that are answered there; of (Q,), the document; at (Q,), the token where the answer begins.
+    that are answered there; of (Q,), the document.
     """
     def texts(name, size):
         stream, starts = task.pairs[name], task.pairs[f"{name}.starts"]
@@ -125,7 +121,7 @@ def collection(task, split, limit):
     at, of = task.pairs[f"{split}.at"], task.pairs[f"{split}.of"]
     asked = np.flatnonzero(at < limit)
     queries = texts(f"{split}.queries", task.asked)
-    return texts(f"{split}.documents", limit), [queries[n] for n in asked], of[asked], at[asked]
+    return texts(f"{split}.documents", limit), [queries[n] for n in asked], of[asked]
 
 
 # -----------------------------------------------------------------------------
@@ -183,31 +179,12 @@ def ndcg(places, k=10):
 
 def summary(places, of, seed):
     """Places (Q,) of the right documents `of` -> {metric: dict(value, low, high)}."""
-    scores = {}
-    measures = {"ndcg@10": ndcg(places), "recall@1": places <= 1, "recall@10": places <= 10}
-    for name, values in measures.items():
-        low, high = bootstrap(np.asarray(values, float), of, seed)
-        scores[name] = dict(value=float(np.mean(values)), low=low, high=high)
-    return scores
+    values = ndcg(places)
+    low, high = bootstrap(values, of, seed)
+    return {"ndcg@10": dict(value=float(np.mean(values)), low=low, high=high)}
 
 
 def bootstrap(values, groups, seed=0):
     """The 95 % interval of the mean of values (Q,) in groups (Q,): low, high. Of one group NaN."""
     _, group = np.unique(groups, return_inverse=True)
     return resampled(np.bincount(group, values), np.bincount(group), seed)
-
-
-def by_evidence(places, first, at, T):
-    """
-    nDCG@10 by where the answer begins, documents cut to 16 T (or as near as was scored) ->
-    dict(length, edges, queries, and {reading: values}); first: the first T tokens only.
-    """
-    L = max(n for n in places["windows"] if n <= 16 * T or n == min(places["windows"]))
-    edges = sorted({0, L, *(T * m for m in LONGER if T * m < L)})
-    of_bin = [(at >= a) & (at < b) for a, b in zip(edges, edges[1:])]
-    scores = dict(length=L, edges=edges, queries=[int(these.sum()) for these in of_bin])
-    for name, by_length in (places | dict(first={L: first})).items():
-        if L in by_length:
-            value = ndcg(by_length[L])
-            scores[name] = [float(value[these].mean()) if these.any() else None for these in of_bin]
-    return scores

@@ -27,9 +27,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from common.files import ROOT, fail, in_one_line, read_json, read_log, write_figure
+from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_figure
 from common.flags import Parser
-from common.names import nearest
 from scoring import binned
 
 STYLE = {
@@ -166,7 +165,7 @@ COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green"
               fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
               relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
               sinusoidal="deeppink", label="darkgreen", peri="goldenrod", stick="teal",
-              path="chocolate", path_fox="peru", ssmax="limegreen", rope_nope="royalblue",
+              path="chocolate", ssmax="limegreen", rope_nope="royalblue",
               rope_window="deepskyblue")
 OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki", "steelblue")
 

@@ -7,9 +7,8 @@ scaled_dot_product_attention on the same q, k and v.
     python -m kernels.bench decode --lengths 4096 --models rope "rope, rerope"
         one cached token after a long context: ms; also of RoPE repaired at test time
     python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano]
-        plain as in the model file, literal T x T, and the way of kernels/, which is compared;
-        beyond 4,096 tokens neither plain nor literal, which keep T x T, unless --ways names them;
-        on a GPU flex, torch's FlexAttention, for CABLE and FoX, with gradients where torch can
+        plain as in the model file, and the way of kernels/, which is compared with it; beyond
+        4,096 tokens no plain one, which keeps T x T, unless --ways names it
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
 """
@@ -26,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import kernels
 from common.attention import attention_inputs, attention_module, has_ways, plain_function
@@ -191,25 +189,9 @@ def inputs(args, T):
         yield name, model, calls
 
 
-def flex(name, T, device, run):
-    """What FlexAttention, run, makes of a plain function whose bias is -g_i (S_i - S_j)."""
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device)
-
-    def way(q, k, v, S, g=None):
-        S = -S if name == "fox_attention" else S
-        g = torch.ones_like(S) if g is None else g
-        own = S.clone()  # torch 2.11 has no gradients for what is read both at i and at j
-
-        def score(s, b, h, i, j):
-            return s - g[b, h, i] * (own[b, h, i] - S[b, h, j])
-        return run(q, k, v, score_mod=score, block_mask=mask)
-    return way
-
-
 def ways(args, name, model, calls):
     """{label: function} of what can be had here; the first is torch's own."""
-    module, causal = attention_module(model), not is_encoder(model)
-    plain, literal = plain_function(module), getattr(module, "literal", None)
+    plain, causal = plain_function(attention_module(model)), not is_encoder(model)
     T = calls[0][1].size(2)
     functions = {"sdpa": lambda q, k, v, *_: F.scaled_dot_product_attention(
         q, k, v, is_causal=causal)}
@@ -220,11 +202,6 @@ def ways(args, name, model, calls):
         fast = has_ways(model) and kernels.faster(plain.__name__, *calls[0][:3])
         if "kernel" in chosen and fast and fast(*calls[0]) is not None:  # it may decline
             functions[f"{name}: kernel"] = fast
-    if args.device.type == "cuda" and plain.__name__ in ("cable_attention", "fox_attention"):
-        functions[f"{name}: flex"] = flex(
-            plain.__name__, T, args.device, torch.compile(flex_attention))
-    if "literal" in chosen and literal and T <= MANY:
-        functions[f"{name}: literal"] = lambda *inputs: literal(*inputs)[0]
     return functions
 
 
@@ -252,11 +229,6 @@ def measure(args, rows, name, model, calls, key):
     steps, kernel = {}, f"{name}: kernel"
     for label, f in ways(args, name, model, calls).items():
         steps[label] = step_of(f, model, calls, key == "both")
-    try:  # flex: not all of it has gradients in every torch
-        steps.get(f"{name}: flex", list)()
-    except Exception as e:
-        del steps[f"{name}: flex"]
-        print(f"{name}: flex, {key}: {type(e).__name__}: {str(e).splitlines()[0]}")
     seconds = turns(args, steps)
     for label, t in seconds.items():
         row = rows.setdefault(label, {})
@@ -280,7 +252,7 @@ def difference(ours, theirs):
 # -----------------------------------------------------------------------------
 
 WHAT = dict(train=train, decode=decode, attention=attention)
-WAYS = "plain", "kernel", "literal"
+WAYS = "plain", "kernel"
 MANY = 4096  # tokens: beyond, a matrix of T x T for every head is too large
 
 
@@ -294,7 +266,7 @@ def parse(argv):
     add("--size", default="nano", choices=Task.defaults, help="default: nano")
     add("--lengths", type=int, nargs="+", help="tokens; default: attention 1024 4096, decode 4096")
     add("--ways", nargs="+", default=(), choices=WAYS,
-        help="attention; default: all, of those three beyond 4,096 tokens kernel")
+        help="attention; default: both, beyond 4,096 tokens kernel")
     add("--repeats", type=int, default=9, help="rounds; the median counts (default: 9)")
     add("--out", help="where to write the JSON (default: in results/, by what and device)")
     add_run_flags(parser)

@@ -8,10 +8,10 @@ turns it by a fixed angle (Yang et al., 2025, arXiv 2505.16381).
     beta_t = 2 sigmoid(u x_t + b): H_t takes the part of a key along w_t away at 1, mirrors it at 2
     w_t    a unit vector per head: W_2 W_1 x_t, then a causal convolution over three tokens
 
-So a key is rewritten by every later token: k_j <- k_j - beta_t (k_j . w_t) w_t. With path_fox the
-logit also has FoX's F_i - F_j.
+So a key is rewritten by every later token: k_j <- k_j - beta_t (k_j . w_t) w_t.
 What differs from the paper, and why:
-- backbone: ours; the release has SiLU after the convolution, and divides F by sqrt(d), too
+- backbone: ours; the release has SiLU after the convolution
+- the paper's PaTH-FoX, which adds FoX's F_i - F_j to the logit, is not here
 """
 import math
 from dataclasses import dataclass
@@ -35,22 +35,18 @@ class GPTConfig:
     qk_norm: bool = False   # RMS-normalise q and k per head, without a learned scale
     rank: int = 32          # of the projection that makes w
     conv: int = 3           # tokens that w's convolution spans; 1: the token's own
-    forget: bool = False    # FoX's sums, too
 
 
-VARIANTS = dict(path=dict(), path_fox=dict(forget=True))
+VARIANTS = dict(path=dict())
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures
 
-EQUATION = dict(
-    path="logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d),  H_t = I - beta_t w_t w_t^T",
-    path_fox="logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d) + F_i - F_j,  "
-             "H_t = I - beta_t w_t w_t^T")
+EQUATION = "logit_ij = k_j^T H_{j+1} ... H_i q_i / sqrt(d),  H_t = I - beta_t w_t w_t^T"
 STEP = "none: every token between turns and mirrors the key"
 
 
-def literal(q, k, v, w, beta, F_=None):
+def literal(q, k, v, w, beta):
     """As the paper writes it: arguments as below -> output, {its part: (B, H, Tq, Tk)}."""
     Tq, Tk, d = q.size(2), k.size(2), q.size(3)
     i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
@@ -63,12 +59,9 @@ def literal(q, k, v, w, beta, F_=None):
             Hx = x - beta[:, :, n, None, None] * (x @ w[:, :, n, :, None]) * w[:, :, n, None]
             x = torch.where(i >= j, Hx, x)
     qk = torch.cat(qk[::-1], -1)
-    bias = torch.zeros_like(qk)
-    if F_ is not None:
-        bias = (F_[:, :, Tk - Tq:, None] - F_[:, :, None, :]) * seen
-    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    attention = qk.masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
-        qk=qk, bias=bias, attention=attention)
+        qk=qk, bias=torch.zeros_like(qk), attention=attention)
 
 
 def reflections(k, w, beta):
@@ -92,12 +85,12 @@ def keys_after(k, w, beta):
     return past
 
 
-def path_attention(q, k, v, w, beta, F_=None):
+def path_attention(q, k, v, w, beta):
     """
     The same in chunks, between which the keys are rewritten, causal.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys, and keys
     of tokens before these are as keys_after left them. w (B, H, Tq, d), beta (B, H, Tq) are the new
-    tokens', k, w, beta and F_ (B, H, Tk) in float32 or float64.
+    tokens'; k, w and beta are in float32 or float64.
     Returns (B, H, Tq, d).
     """
     dtype, y = v.dtype, []
@@ -110,10 +103,7 @@ def path_attention(q, k, v, w, beta, F_=None):
         near = (Q @ K.mT - a @ e).masked_fill(~seen, float("-inf"))
         logits = torch.cat(((Q - a @ u) @ past.mT, near), -1)               # (B, H, n, end)
         past = torch.cat((past - past @ (u.mT @ W), K - e.mT @ W), 2)
-        end = past.size(2)
-        if F_ is not None:
-            logits = logits + (F_[:, :, end - Q.size(2):end, None] - F_[:, :, None, :end])
-        y.append(logits.softmax(-1) @ v[:, :, :end])
+        y.append(logits.softmax(-1) @ v[:, :, :past.size(2)])
     return torch.cat(y, dim=2).to(dtype)
 
 
@@ -141,7 +131,6 @@ class CausalSelfAttention(nn.Module):
         self.w_conv = nn.Conv1d(config.n_embd, config.n_embd, config.conv, bias=False,
                                 groups=config.n_embd)
         self.w_b = nn.Linear(config.n_embd, config.n_head)
-        self.w_f = nn.Linear(config.n_embd, config.n_head) if config.forget else None
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.qk_norm, self.layer = config.n_head, config.qk_norm, layer
 
@@ -153,12 +142,10 @@ class CausalSelfAttention(nn.Module):
             q, k = (F.rms_norm(z, z.shape[-1:]).to(v.dtype) for z in (q, k))
         k = k.to(torch.promote_types(k.dtype, torch.float32))  # it goes through many H
         w, beta = self.reflected(x, cache, k.dtype)
-        log_f = F.logsigmoid(self.w_f(x).to(k.dtype)).transpose(1, 2) if self.w_f else None
         if cache is not None:
-            log_f = cache.append(f"f{self.layer}", log_f) if self.w_f else None
             k, v = cache.append(f"k{self.layer}", k), cache.append(f"v{self.layer}", v)
         with torch.autocast(x.device.type, enabled=False):
-            y = path_attention(q, k, v, w, beta, log_f.cumsum(-1) if self.w_f else None)
+            y = path_attention(q, k, v, w, beta)
             if cache is not None:
                 k.copy_(keys_after(k, w, beta))  # in the cache itself
         y = y.transpose(1, 2).reshape(B, T, C)

@@ -110,7 +110,7 @@ def stick_formula(q, k, v):
     return out
 
 
-def path_formula(q, k, v, w, beta, F_=None):
+def path_formula(q, k, v, w, beta):
     """PaTH: k_j H_{j+1} ... H_i q_i, the matrices of the new tokens alone."""
     first, d = k.size(2) - q.size(2), q.size(3)
 
@@ -120,8 +120,7 @@ def path_formula(q, k, v, w, beta, F_=None):
             product = product @ (torch.eye(d, dtype=q.dtype)
                                  - beta[b, h, t] * torch.outer(w[b, h, t], w[b, h, t]))
         row = q[b, h, i - first]
-        logit = k[b, h, j] @ (product @ row - row) / math.sqrt(d)  # beside q . k
-        return logit if F_ is None else logit + F_[b, h, i] - F_[b, h, j]
+        return k[b, h, j] @ (product @ row - row) / math.sqrt(d)  # beside q . k
     return naive(q, k, v, bias)
 
 
@@ -167,7 +166,7 @@ def classic_formula(name, q, k, v, pe):
 CLASSICS = ("alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
 CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw",
-         "k_cable_inside", "fox", *COPE, "tra", "diff", "stick", "path", "path_fox", "ssmax"]
+         "k_cable_inside", "fox", *COPE, "tra", "diff", "stick", "path", "ssmax"]
 
 
 def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
@@ -202,10 +201,9 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return stick, stick_formula, [q, k, v]
     if case == "ssmax":
         return ssmax, ssmax_formula, [q, k, v, torch.tensor([0.2, 0.7, 1.5]).double()[:H]]
-    if case in ("path", "path_fox"):
+    if case == "path":
         w, beta = F.normalize(gate_keys[:, :, Tk - Tq:], dim=-1), 2 * a[..., Tk - Tq:].sigmoid()
-        F_ = F.logsigmoid(z).cumsum(-1) if case == "path_fox" else None
-        return path, path_formula, [q, k, v, w, beta, F_]
+        return path, path_formula, [q, k, v, w, beta]
     _, gates, P = case.split()
     pos_emb = torch.randn(d, int(P.removeprefix("P=")), generator=g, dtype=torch.float64)
     return model_cope, cope_formula, [q, k, v, pos_emb, gate_keys if gates == "sep" else None]

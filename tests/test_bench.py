@@ -4,15 +4,12 @@ import pickle
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 import data.text
 import kernels
-from common.attention import attention_module, plain_function
-from common.names import make_model, models
+from common.names import models
 from kernels import bench
-from tests.examples import example, in_float32
-from tests.helpers import close, command, complaint
+from tests.helpers import command, complaint
 
 FAST = "--repeats", 1, "--device", "cpu", "--out", "b.json"
 
@@ -53,9 +50,7 @@ def test_bench_measures_every_attention(home):
     assert rows["sdpa"]["forward_of_sdpa"] == 1
     first = {module: name for name, (module, _) in reversed(models().items())}
     for module, name in first.items():
-        attention = attention_module(make_model(dict(model=name, n_layer=1)))
         assert rows[name]["both_ms"] > 0 and rows[name]["forward_of_sdpa"] > 0, module
-        assert (f"{name}: literal" in rows) == hasattr(attention, "literal")
     differs = {name: row["differs"] for name, row in rows.items() if "differs" in row}
     names = {f"{name}: kernel" for name in ("cable", "fox", "tra", "cope", "stick")}
     assert names <= differs.keys() or kernels.INTERPRET
@@ -85,17 +80,7 @@ def test_bench_of_long_texts_keeps_to_what_needs_no_t_x_t(home, monkeypatch):
     words, found = ("attention", "--models", "nope", "cable", "stick"), []
     rows = measured(home, *words, "--lengths", 20, 40)["attention"]
     assert list(rows["40"]) == ["sdpa", "cable: kernel", "stick: kernel"]
-    assert {"nope", "cable", "stick: literal"} < rows["20"].keys() and rows["40"]["sdpa"]["both_ms"]
+    assert {"nope", "cable"} < rows["20"].keys() and rows["40"]["sdpa"]["both_ms"]
     monkeypatch.setattr(bench, "write_json", lambda out, value: found.append(value))
     command(home, "kernels.bench", *words, "--lengths", 40, *FAST)
     assert len(found) == 5  # of two cases forward and both, and the end
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("case", ["cable", "cable_nw", "fox"])
-def test_flex_attention_is_the_plain_function(case):
-    module, _, args = example(case)
-    plain = plain_function(module)
-    args = in_float32(args)
-    way = bench.flex(plain.__name__, 37, "cpu", flex_attention)
-    close(way(*args), plain(*args), 1e-5)

@@ -36,7 +36,7 @@ CHANGES = dict(
     fox=([ATTEND, ZEROS], r"w_f|log_f|gate_bias"),
     stick=([ATTEND], r"stick_attention|gate_bias"),
     ssmax=([ATTEND], r"learned|\bs\b|self\.s|else:|block_size"),
-    path=([ATTEND], r"rank|conv|forget|w_|log_f|\bw\b|\bu\b|keys_after|reflected|path_attention|"
+    path=([ATTEND], r"rank|conv|w_|\bw\b|\bu\b|keys_after|reflected|path_attention|"
           r"groups|torch.promote_types|autocast|cache is not None|x.shape|past"),
     diff=([FORWARD, ATTEND, LOOP],
           r"l_q1|l_init|nn.Parameter|ln_head|rotate|lam\b|\bpos\b|start|\bd = "

@@ -26,9 +26,10 @@ def test_a_query_is_taken_out_of_its_document(library):
     """The definition is where `at` says, without its docstring."""
     task, seen = task_of(library, block_size=64), []
     for split in task.splits:
-        documents, queries, of, at = scoring.collection(task, split, 10**6)
+        documents, queries, of = scoring.collection(task, split, 10**6)
         texts, asked = read(documents), read(queries)
-        for query, n, where, end in zip(asked, of, at, task.pairs[f"{split}.end"]):
+        places = task.pairs[f"{split}.at"], task.pairs[f"{split}.end"]
+        for query, n, where, end in zip(asked, of, *places):
             assert query.lower() not in " ".join(texts[n].lower().split())
             assert texts[n][where:].startswith("def " + "_".join(query.lower().split()[:2]))
             assert texts[n][:end].endswith("    return y\n") and "\n\n" not in texts[n][where:end]
@@ -126,8 +127,7 @@ def test_ranks_and_their_measures():
     third = 1 / math.log2(3)
     assert scoring.ndcg(places).tolist() == pytest.approx([third, third, 0.5])
     found = scoring.summary(np.array([1, 3, 10, 11]), np.arange(4), 0)
-    assert {name: m["value"] for name, m in found.items()} == pytest.approx(
-        {"ndcg@10": (1 + 0.5 + 1 / math.log2(11)) / 4, "recall@1": 0.25, "recall@10": 0.75})
+    assert found["ndcg@10"]["value"] == pytest.approx((1 + 0.5 + 1 / math.log2(11)) / 4)
     best = scoring.best_window(scores[:2], np.array([0, 0, 1]))
     assert best.tolist() == [[0.9, 0.5], [0.3, 0.2]]
     halves = np.repeat([0.0, 1.0], 200)

@@ -11,14 +11,11 @@ TRA taken apart: its threshold and its distance, each without the other. Which d
     tra_no_decay    drop, none             the threshold alone
     tra_decay       no drop, plain         neither: ALiBi with a slope for each query
 
-And tra_torch_init, TRA whose linear layers start as PyTorch has it, as in its authors' notebook.
-
 Read model_tra.py first.
 """
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import model_tra
@@ -30,12 +27,10 @@ from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
 class GPTConfig(model_tra.GPTConfig):
     drop: bool = True            # remove the keys that do not pass the threshold
     distance: str = "survivors"  # what is counted: survivors, plain, none
-    torch_init: bool = False     # linear layers start as PyTorch has it, but for the tied head
 
 
 VARIANTS = dict(tra_plain=dict(distance="plain"), tra_kept=dict(drop=False),
-                tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"),
-                tra_torch_init=dict(torch_init=True))
+                tra_no_decay=dict(distance="none"), tra_decay=dict(drop=False, distance="plain"))
 
 EQUATION = ("logit_ij = q_i . k_j / sqrt(d) + distance_ij log delta_i; "
             "with drop only where q_i . k_j > 0")
@@ -81,6 +76,3 @@ class GPT(model_tra.GPT):
             raise ValueError(f"distance={config.distance!r} is not one of survivors, plain, none")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)
-        for module in self.h.modules():
-            if config.torch_init and isinstance(module, nn.Linear):
-                module.reset_parameters()
