@@ -1,31 +1,264 @@
 """
 Every table and figure that this repository reproduces, each by one command.
 
-    python reproduce.py                                        what there is, how long it takes
+    python reproduce.py                                        what there is, and how much of it
     python reproduce.py cable_table1 --jobs 2                  two trainings at a time
     python reproduce.py lm --rows t5 --seeds 3                 more seeds of one row
-    python reproduce.py cable_table1 --scale paper --dry_run   what it would do
-    python reproduce.py matrix --add mine --tasks flipflop recall
-                                                               your model_mine.py on two tasks
+    python reproduce.py matrix --rows mine                     your model_mine.py beside the others
+    python reproduce.py cable_table1 --scale paper --dry_run   the commands that it would run
 
-It runs the commands that it prints. A run is a file in results/runs/: what is there is used, what
-is absent is made, so after Ctrl-C the same command continues. Then it fills the tables in the pages
-of results/, and draws the figures.
+A run is a file, results/runs/TABLE.SCALE/[TASK/]ROW-SEED.json: what is there is used, what is
+absent is made, so after Ctrl-C the same command continues. Trainings are in out/, and go on where
+they were stopped. Then the pages of results/ are filled, and the figure is drawn. Rows that a table
+lacks, each a model's name, are for you alone: all that they make is in out/.
 """
 import os
+import re
 import shlex
 import signal
+import subprocess
 import sys
 import textwrap
-
-import torch
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
 
 import experiments
-from common.files import ROOT, fail, in_one_line, script, write_json
+from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_json
 from common.flags import Parser
-from common.names import nearest
-from experiments import cells, costs, figures, jobs, pages, runs, search
+from experiments import Row, added_folder, find, pages, read_run, runs_folder, slug, tables
 
+TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
+RUNNING = set()   # processes
+FOLDER = "FOLDER"  # in an entry's flags: the text that --data names
+
+
+class Job(NamedTuple):
+    """One run of a table: its trainings and its evaluation, or a panel of a random search."""
+    path: Path           # its file
+    label: str           # the row, or the panel
+    task: str            # of a matrix
+    trainings: list      # of (folder, words of train.py): what it begins with, and its own
+    score: list          # words of eval.py, or of experiments/search.py
+    schemes: tuple = ()  # of a panel: what its file has to have
+
+    @property
+    def name(self):
+        return f"{self.task} {self.path.stem}".strip()
+
+    def is_made(self):
+        result = read_run(self.path)
+        return result is not None and set(self.schemes) <= result.get("schemes", {}).keys()
+
+
+# -----------------------------------------------------------------------------
+# which runs a table has
+
+def plan(name, scale, labels=(), seeds=0, text=("", "")):
+    """
+    -> [Job] of an entry's rows, or of these, there or not, each with so many seeds (0: its own).
+    text is what --data names, and its sha256. A row that the entry lacks is a model's name.
+    """
+    entry, part = find(name, scale)
+    if "panels" in part:
+        return plan_search(name, scale)
+    table, jobs = with_rows(name, part["rows"], labels), []
+    for task, own in part.get("tasks", {"": part}).items():
+        flags = own["train"].replace(FOLDER, shlex.quote(text[0]))
+        for label in [label for label in table if label in labels or not labels]:
+            row, trained = table[label], table[table[label].weights_of or label]
+            into, runs = trainings_folder(name, scale), runs_folder(name, scale)
+            if label not in part["rows"]:
+                into, runs = into / "added", added_folder(name, scale) / "runs"
+            for seed in range(1337, 1337 + (seeds or row.seeds)):
+                before = begins_with(entry, scale, trained, seed)
+                own_training = training(into / task / text[1][:8], flags, trained.train, seed)
+                out, words = own_training
+                for first, _ in before:
+                    words += ["--init_from", str(first)]
+                score = ["python", "eval.py", str(out), *own["eval"].split(), *row.eval.split(),
+                         "--out", str(out / f"{name}-{slug(label)}")]
+                path = runs / task / f"{slug(label)}-{seed}.json"
+                jobs.append(Job(path, label, task, [*before, own_training], once(score)))
+    return jobs
+
+
+def with_rows(name, table, labels):
+    """A table's rows, and one for each model that it lacks."""
+    for label in [label for label in labels if label not in table]:
+        from common.names import models  # and torch, which the list does without
+        if label not in models().keys() | models().why_not.keys():
+            fail(f"{name} has no row {label!r}, nor is it a model: "
+                 f"{nearest(label, [*table, *models()])}")
+        flags = f"--model {label}"
+        for field, value in models()[label][1].items():  # before what the table asks of all
+            switch = f"--{field}" if value else f"--no-{field}"
+            flags += " " + (switch if isinstance(value, bool) else f"--{field} {value}")
+        table = table | {label: Row(flags)}
+    return table
+
+
+def begins_with(entry, scale, trained, seed):
+    """-> [the training of another entry that a row goes on from], or []."""
+    if "begins_with" not in entry:
+        return []
+    _, part = find(entry["begins_with"], scale)
+    row = part["rows"].get(trained.begins_with, trained)
+    folder = trainings_folder(entry["begins_with"], scale)
+    return [training(folder, part["train"], row.train, seed)]
+
+
+def trainings_folder(name, scale):
+    return Path("out") / f"{find(name, scale)[0].get('trained_in', name)}.{scale}"
+
+
+def training(folder, flags, own, seed):
+    """-> its folder, and the words of train.py: a table's flags, then the row's own, each once."""
+    words = ["python", "train.py", *shlex.split(flags), *own.split(), "--seed", str(seed)]
+    return folder / f"{slug(own.replace('--model ', ''))}-{seed}", once(words)
+
+
+def once(words):
+    """The words of a command, each flag once: of one that stands there twice the last counts."""
+    name, flags = "", {"": []}
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").removeprefix("no-")
+            flags[name] = []
+        flags[name].append(word)
+    return [word for part in flags.values() for word in part]
+
+
+def plan_search(name, scale):
+    """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
+    entry, part = find(name, scale)
+    jobs = []
+    for panel in [*part["panels"], *(["theorem"] if "theorem" in entry else [])]:
+        path = runs_folder(name, scale) / f"{slug(panel)}.json"
+        words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
+                 "--out", str(path.relative_to(ROOT))]
+        schemes = entry["schemes"] if panel in part["panels"] else ()
+        jobs.append(Job(path, panel, "", [], words, schemes))
+    return jobs
+
+
+# -----------------------------------------------------------------------------
+# one text for all runs
+
+def text_of(name, part, data):
+    """The text that --data names, prepared once: -> where it is, and its sha256."""
+    if (FOLDER in part.get("train", "")) != bool(data):
+        fail(f"--data is not for {name}" if data else f"{name} needs a text: --data FOLDER")
+    if not data:
+        return "", ""
+    task = task_of(part["train"].replace(FOLDER, shlex.quote(data)))
+    have, asked = task.meta["tokens"], max(map(int, re.findall(r"\d+", part["eval"])))
+    print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}", flush=True)
+    if have["test"] <= asked:
+        fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
+    return task.data, task.source
+
+
+def task_of(flags):
+    from common.names import make_task
+    from common.settings import new_settings
+    return make_task(vars(new_settings(shlex.split(flags))))
+
+
+def need_one_text(name, scale, source):
+    """Ends where runs of another text are there: hours later their table would be refused."""
+    _, part = find(name, scale)
+    there = [] if "panels" in part or "tasks" in part else tables.runs_of(name, scale)
+    texts = {run["data"]["sha256"] for run in there if "perplexity" in run}
+    if texts and texts != {source or task_of(part["train"]).source}:
+        fail(f"results/runs/{name}.{scale} is of another text, sha256 {', '.join(texts)}, than "
+             f"yours, {source or task_of(part['train']).source}: move it away, and yours is made")
+
+
+# -----------------------------------------------------------------------------
+# making them
+
+def make(job, device, env):
+    """Trains what is not trained, evaluates, and writes the run's file."""
+    from common.checkpoint import load_checkpoint
+    for out, words in job.trainings:
+        with TRAINING[out]:
+            if not (ROOT / out / "ckpt.pt").exists():
+                run(job.name, env, *words, "--out_dir", str(out), "--no-evaluate", *device)
+            checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
+            if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
+                run(job.name, env, "python", "train.py", "--resume", str(out), "--no-evaluate",
+                    *device)
+    run(job.name, env, *job.score, *device)
+    if job.trainings:  # a search writes its file itself
+        result = read_json(ROOT / f"{job.score[-1]}.json")
+        result["runs"][0] |= about_training(job, result, checkpoint)
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(job.path, result)
+
+
+def about_training(job, result, checkpoint):
+    """What a run's file holds beside what eval.py says: its row, and its training."""
+    (out, words), config = job.trainings[-1], result["runs"][0]["config"]
+    if Path(config["data"]).is_absolute():  # where the text lay is nobody's business
+        words = [result["data"]["corpus"] if word == config["data"] else word for word in words]
+        config["data"] = result["data"]["corpus"]
+    about = dict(label=job.label, train_command=shlex.join(words),
+                 environment=checkpoint.get("environment", result["environment"]))
+    log = read_log(ROOT / out)
+    for key, name in dict(loss="loss", val_loss="val_loss", scores="history").items():
+        curve = [[line["iter"], line[key]] for line in log if key in line]
+        about |= {name: curve} if curve else {}
+    return about | (dict(task=job.task) if job.task else {})
+
+
+def make_all(jobs, at_once, device):
+    """
+    Makes jobs, so many at a time -> the names of those that failed. Ctrl-C stops all, as it stops
+    train.py: what runs is saved.
+    """
+    env, failed = dict(os.environ), []
+    if at_once > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+
+    def one(job):
+        try:
+            make(job, device, env)
+        except (RuntimeError, SystemExit) as e:
+            failed.append(job.name)
+            print(f"{job.name} failed: {e}", flush=True)
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        try:
+            for n, future in enumerate(as_completed(futures), 1):
+                future.result()
+                print(f"[{n} of {len(jobs)} done]", flush=True)
+        except BaseException:
+            for process in list(RUNNING):
+                process.terminate()  # Windows knows no SIGINT of another process
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
+def run(name, env, *command):
+    """One command, printed, and its output line by line. Raises RuntimeError if it fails."""
+    print("$ " + shlex.join(command), flush=True)
+    process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, env=env, text=True,
+                               encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    RUNNING.add(process)
+    for line in process.stdout:
+        print(f"{name}: {line.rstrip()}", flush=True)
+    code = process.wait()
+    RUNNING.discard(process)
+    if code:
+        raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
+
+
+# -----------------------------------------------------------------------------
+# command line
 
 def parse(argv):
     parser = Parser(description=__doc__)
@@ -34,18 +267,11 @@ def parse(argv):
     add("--scale", default="cpu", choices=experiments.SCALES,
         help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: for a GPU")
     add("--data", default="", metavar="FOLDER", help="of lm_english: its text, a file or folder")
-    add("--rows", nargs="+", help="only these rows (default: all)")
+    add("--rows", nargs="+", default=(), help="only these rows, or models that the table lacks")
     add("--seeds", type=int, default=0, help="how many of every row (default: the entry's)")
-    add("--add", metavar="NAME", help="of the matrix: one more model beside its rows; all that it "
-                                      "makes is in out/")
-    add("--tasks", nargs="+", help="of the matrix: only these (default: all)")
     add("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    add("--compile", action="store_true",
-        help="train with torch.compile; rounding differs, which can decide whether a run learns")
-    add("--dry_run", action="store_true",
-        help="print every command, build every model without memory; nothing is run or written")
-    parser.set_defaults(source="")  # the sha256 of --data
+    add("--dry_run", action="store_true", help="print every command; nothing is run or written")
     args = parser.parse_args(argv)
     if args.entry is None and argv:
         fail("name the table first: python reproduce.py NAME, then the flags")
@@ -55,111 +281,38 @@ def parse(argv):
 
 
 def listing():
-    """Each paper's entries, what they are, and how long they take."""
+    """Each paper's entries, what they are, and how many of their runs are there."""
     for module in experiments.files():
         print("\n" + module.__doc__.strip().partition("\n")[0])
-        for name, entry in experiments.of_file(module).items():
+        for name in module.ENTRIES:
+            entry = experiments.entries()[name]
             print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
-            for scale in experiments.SCALES:
-                if scale in entry:
-                    said = costs.expected(name, scale, costs.planned(name, scale))
-                    print(f"      --scale {scale:5}  {said}")
-    print("\nTimes, as measured, or FLOPs, of all runs one after the other; --jobs 2 takes half. "
-          "What is there\nis not made anew. Make one with: python reproduce.py NAME --jobs 2")
+            for scale in [scale for scale in experiments.SCALES if scale in entry]:
+                jobs = plan(name, scale)
+                there = sum(job.path.exists() for job in jobs)
+                print(f"      --scale {scale:5}  {there} of {len(jobs)} runs are there")
+    print("\nMake one with: python reproduce.py NAME --jobs 2")
 
 
-def planned(args):
-    """The runs that the flags ask for, there or not; flags that the entry cannot have end here."""
-    name, scale = args.entry, args.scale
-    entry, part = experiments.find(name, scale)
-    for flag, key in dict(rows="rows", seeds="rows", compile="rows", tasks="tasks",
-                          add="tasks").items():
-        if getattr(args, flag) and key not in part:
-            fail(f"--{flag} is not for {name}")
-    for flag in ("rows", "tasks"):
-        for word in getattr(args, flag) or []:
-            if word not in part[flag]:
-                fail(f"{name} has no {word!r} among its {flag}: {nearest(word, part[flag])}")
-    if (jobs.FOLDER in part.get("train", "")) != bool(args.data):
-        fail(f"--data is not for {name}" if args.data else f"{name} needs a text: --data FOLDER")
-    folder = runs.folder_of(name, scale)
-    if "panels" in part:
-        return search.planned(name, scale, folder)
-    if args.add:
-        part, folder = cells.with_row(args.add, part), runs.added_folder(name, scale, args.add)
-    todo = [job for job in jobs.planned(name, entry, part, args, folder)
-            if (not args.rows or job.label in args.rows)
-            and (not args.tasks or job.task in args.tasks)]
-    if args.add:  # the cheapest task first
-        todo.sort(key=lambda job: costs.measured(name, scale, job.task))
-    return todo
+def dry_run(jobs, device):
+    for job in jobs:
+        for out, words in job.trainings:
+            print("$ " + shlex.join([*words, "--out_dir", str(out), "--no-evaluate", *device]))
+        print("$ " + shlex.join([*job.score, *device]))
 
 
-def dry_run(args, todo):
-    """Every command; every model, without memory. What cannot be built is named at the end."""
-    entry, part = experiments.find(args.entry, args.scale)
-    print(entry["title"] + (f". Here: {part['note']}" if "note" in part else ""))
-    broken = []
-    for job in todo:
-        for words in job.commands(args.device):
-            print("$ " + shlex.join(words))
-        try:
-            with torch.device("meta"):
-                size = sum(p.numel() for p in job.model().parameters())
-            print(f"{job.name}: {size:,} parameters", flush=True)
-        except (Exception, SystemExit) as e:  # a model file of yours may fail in any way
-            broken.append(f"{job.name} cannot be built: {e}")
-    print(f"{args.entry} --scale {args.scale}: {costs.expected(args.entry, args.scale, todo)}")
-    if broken:
-        fail("\n".join(broken))
-
-
-def make(args, todo):
-    """Makes what is absent -> {name: why it failed}."""
-    missing = [job for job in todo if not job.done]
-    print(f"{args.entry}: {len(todo)} runs, {len(todo) - len(missing)} of them there", flush=True)
-    if args.add:
-        folder = os.path.relpath(runs.added_folder(args.entry, args.scale, args.add))
-        print(f"after an edit of {args.add} remove {folder}, for what is there is used", flush=True)
-    try:
-        return jobs.work(missing, args.jobs, args.device)
-    except KeyboardInterrupt:
-        print("\nstopped; what is finished is kept, and the same command continues", flush=True)
-        sys.exit(130)
-
-
-def finish(args):
-    """The pages, and the figure of what is there."""
-    entry, _ = experiments.find(args.entry, args.scale)
-    result = runs.table(args.entry, args.scale)
+def show(name, scale, added):
+    """The pages, and the table and the figure of what is there; added rows' are in out/."""
+    from experiments import figures  # and matplotlib
     pages.fill()
-    if not (result.get("runs") or result.get("panels")):
-        return
-    pages.show(result)
-    out = os.path.relpath(ROOT / "results" / f"{args.entry}.{args.scale}")
-    if figures.draw(result, f"{out}.png"):
-        return
-    words = [os.path.relpath(runs.folder_of(args.entry, args.scale)), "--rows", *result["rows"]]
-    if "columns" in entry:
-        words += ["--metric", entry["columns"][0][2]]
-    run = result["runs"][0]
-    figure = "ndcg" if "search" in run else "scores" if "scores" in run else "lengths"
-    script("figures.plot", "curves" if "losses" in entry else figure, *words, "--out", f"{out}.png")
-    if entry.get("steps"):
-        script("figures.plot", "errors", *words, "--out", f"{out}.steps.png")
-
-
-def finish_added(args, todo):
-    """The row that was added beside those that are there: a table and two figures, in out/."""
-    result = runs.beside(runs.table(args.entry, args.scale), todo, args.add)
-    path = runs.added_folder(args.entry, args.scale, args.add).with_suffix(".json")
-    if not result["runs"]:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {key: result[key] for key in ("added", "cells", "runs")})
-    pages.show(result)
-    print(f"\nwrote {os.path.relpath(path)}")
-    figures.draw(result, path.with_suffix(".png"))
+    texts, folder = tables.tables_of(name, scale, added), ROOT / "results"
+    if added:
+        folder = added_folder(name, scale)
+        print(f"\nafter an edit of {' or '.join(added)} remove {os.path.relpath(folder)}: what is "
+              "there is used")
+    if texts:
+        print("\n\n".join(part for pair in texts for part in pair if part))
+        figures.draw(name, scale, folder / f"{name}.{scale}", added)
 
 
 def main(argv=None):
@@ -167,22 +320,25 @@ def main(argv=None):
     args = parse(argv)
     if args.entry is None:
         return listing()
-    todo = planned(args)
+    name, scale = args.entry, args.scale
+    _, part = find(name, scale)
+    if (args.rows or args.seeds) and "rows" not in part:
+        fail(f"--rows and --seeds are not for {name}")
+    device = [] if args.device == "auto" else ["--device", args.device]
     if args.dry_run:
-        return dry_run(args, todo)
-    missing = not all(job.done for job in todo)
-    if missing:
-        costs.need_gpu(args, todo)
-    if args.data:
-        args.data, args.source = jobs.text_of(args.entry, args.scale, args.data)
-        todo = planned(args)
-    if missing or args.data:  # what is there may be of another text, too
-        jobs.need_one_text(args.entry, args.scale, args.data)
-    failed = make(args, todo)
-    if args.add:
-        finish_added(args, todo)
-    else:
-        finish(args)
+        return dry_run(plan(name, scale, args.rows, args.seeds), device)
+    text = text_of(name, part, args.data)
+    jobs = plan(name, scale, args.rows, args.seeds, text)
+    missing = [job for job in jobs if not job.is_made()]
+    print(f"{name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
+    if any(job.label in part.get("rows", ()) for job in missing):
+        need_one_text(name, scale, text[1])
+    try:
+        failed = make_all(missing, args.jobs, device)
+    except KeyboardInterrupt:
+        print("\nstopped; what is finished is kept, and the same command continues", flush=True)
+        sys.exit(130)
+    show(name, scale, [label for label in args.rows if label not in part["rows"]])
     if failed:
         fail(f"{', '.join(failed)} failed; the rest is kept, and the same command continues")
 

@@ -1,19 +1,24 @@
 """
 Every table and figure of the papers: python reproduce.py NAME makes one.
 
-    papers/     what is run, a file a paper: rows and flags; papers.json has the papers' own sizes
-                and numbers
+    papers/     what is run, a file a paper: rows and flags; papers.json has the papers' numbers
     variants/   models that exist for one table
-    jobs.py     the engine: is the JSON of a run there? Else train.py and eval.py make it
-    costs.py    how long it takes, and what of it has not been run
     search.py   Post-Norm's random search
-    runs.py     the JSON in results/runs/ -> tables.py (Markdown), figures.py, pages.py
+    tables.py   the JSON in results/runs/ -> Markdown; figures.py draws it, pages.py fills the pages
 
 A table of your own is a file in papers/, or an entry in one:
 
-    ENTRIES = {"mine": dict(title="Mine on flip-flop", columns=[("iid", "iid", "exact_match")],
+    '''What I try'''
+    from experiments import Row, rows
+
+    ENTRIES = {"mine": dict(title="Mine on flip-flop, exact match (%)",
+                            columns=[("iid", "iid", "exact_match")],
                             cpu=dict(train="--data flipflop --max_iters 1000",
-                                     eval="--sequences 500", rows=rows(3, "fox", "mine")))}
+                                     eval="--sequences 500", rows=rows(3, "fox", "mine") | {
+                                         "slower": Row("--model mine --learning_rate 1e-3")}))}
+
+Then `python reproduce.py mine` makes it. Its runs are in results/runs/mine.cpu, and a page in
+results/ shows it where it has the lines <!-- table mine --> and <!-- /table -->.
 
 An entry has
 
@@ -27,12 +32,14 @@ and where it needs them
 
     losses      True: the table and the figure are of the loss by step
     steps       True: a second figure, of the scores by step
-    first       the entry whose runs of the same rows (or Row.first) and seeds the runs begin with
-    group       entries of one group share their trainings
+    begins_with the entry whose runs of the same rows (or Row.begins_with) and seeds the runs go
+                on from
+    trained_in  its folder in out/: entries that name the same one share their trainings
     runs        the entry whose runs these are, shown in another way; it has its scales, too
     published   the entry whose numbers of the paper it has
-    beside      an entry of text, for a second figure: what survives, and what reads
-    papers      {heading: (entry, n, more)}: whose n-th numbers stand beside lm's in a second table
+    papers      {heading: (entry, n, words)}: whose n-th numbers stand beside it in a second table
+    plotted_against
+                an entry of text, for a second figure: what survives, and what reads
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
@@ -42,11 +49,12 @@ flags FOLDER is the text that reproduce.py --data names.
 import functools
 import importlib
 import json
+import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from common.files import fail
-from common.names import nearest
+from common.files import ROOT, fail, nearest
 
 PAPERS = Path(__file__).parent / "papers"
 SCALES = "cpu", "gpu", "paper"
@@ -54,12 +62,12 @@ REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n
 
 
 class Row(NamedTuple):
-    """A row of a table. With `of` it evaluates the trainings of another row, as `eval` says."""
-    train: str = ""  # its own flags for train.py
-    seeds: int = 1   # how many
-    of: str = ""     # the row whose trainings it evaluates
-    eval: str = ""   # its own flags for eval.py
-    first: str = ""  # the row of the entry's `first` that it begins with, where it is another
+    """A row of a table."""
+    train: str = ""        # its own flags for train.py
+    seeds: int = 1         # how many
+    weights_of: str = ""   # the row whose trainings it evaluates instead, as `eval` says
+    eval: str = ""         # its own flags for eval.py
+    begins_with: str = ""  # the row of the entry's `begins_with`, where it is another
 
 
 def rows(n, *models, flags=""):
@@ -69,23 +77,8 @@ def rows(n, *models, flags=""):
 
 def repaired(seeds, *repairs):
     """The trainings of the row rope, repaired at test time (rivals/rope.py)."""
-    return {f"rope, {repair}": Row(seeds=seeds, of="rope", eval=f"--set repair={repair}")
+    return {f"rope, {repair}": Row(seeds=seeds, weights_of="rope", eval=f"--set repair={repair}")
             for repair in repairs}
-
-
-@functools.cache
-def added():
-    """{file: {entry: what papers.json adds}}: a paper's numbers, and its own size as a scale."""
-    parts = json.loads((PAPERS / "papers.json").read_text(encoding="utf-8"))
-    for entry in (entry for part in parts.values() for entry in part.values()):
-        scale = entry.get("paper", {})
-        if "train" in scale:
-            n = scale.get("seeds", 1)
-            table = rows(n, *scale.get("models", ()))
-            table |= {label: Row(flags, n) for label, flags in scale.get("rows", {}).items()}
-            table |= {label: Row(flags) for label, flags in scale.get("once", {}).items()}
-            scale["rows"] = table
-    return parts
 
 
 @functools.cache
@@ -95,20 +88,15 @@ def files():
             for path in sorted(PAPERS.glob("[!_]*.py"))]
 
 
-def of_file(module):
-    """{name: entry} of one file, with what papers.json adds."""
-    more = added().get(module.__name__.rpartition(".")[2], {})
-    names = dict.fromkeys([*module.ENTRIES, *more])
-    parts = {name: module.ENTRIES.get(name, {}) | more.get(name, {}) for name in names}
-    for name, entry in parts.items():
-        shown = parts.get(entry.get("runs"), {})
-        parts[name] = {scale: shown[scale] for scale in SCALES if scale in shown} | entry
-    return parts
-
-
 def entries():
     """{name: entry} of all files."""
-    return {name: entry for module in files() for name, entry in of_file(module).items()}
+    found = {}
+    for module in files():
+        found |= module.ENTRIES
+    for name, entry in found.items():
+        shown = found.get(entry.get("runs"), {})
+        found[name] = {scale: shown[scale] for scale in SCALES if scale in shown} | entry
+    return found
 
 
 def find(name, scale):
@@ -119,3 +107,37 @@ def find(name, scale):
     if scale not in entry:
         fail(f"{name} has no --scale {scale}: {nearest(scale, [s for s in SCALES if s in entry])}")
     return entry, entry[scale]
+
+
+@functools.cache
+def published():
+    """{entry: {row: its numbers, or [mean, standard deviation]}} of the papers."""
+    return json.loads((PAPERS / "papers.json").read_text(encoding="utf-8"))
+
+
+# -----------------------------------------------------------------------------
+# where runs are
+
+def slug(words):
+    return re.sub(r"[^\w.]+", "-", words).strip("-")
+
+
+def runs_folder(name, scale):
+    """Where an entry's runs are: those of another entry, where it shows them in another way."""
+    return ROOT / "results" / "runs" / f"{entries()[name].get('runs', name)}.{scale}"
+
+
+def added_folder(name, scale):
+    """Where everything is that rows make which the entry itself lacks."""
+    return ROOT / "out" / f"{name}.{scale}" / "added"
+
+
+def read_run(path):
+    """A run's JSON; None where there is none, or a damaged one, which is said."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        print(f"warning: {path} is damaged; the command of its table makes it anew",
+              file=sys.stderr)

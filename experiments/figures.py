@@ -1,127 +1,124 @@
 """
-Figures that figures/plot.py does not draw, four kinds: tables in colours (the matrix, and a task's
-scores by length), what survives and what reads, random searches, and Theorem 4.2.
-
-    draw(result, out)    result is what experiments/runs.py has of an entry, out a .png
+The figure of an entry: figures/plot.py draws it, or one of four kinds is drawn here: a table in
+colours (the matrix, and a task's scores by length), what survives and what reads, random searches,
+and Theorem 4.2.
 """
 import itertools
 import math
+import os
+import statistics
 import textwrap
-from pathlib import Path
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.path import Path as Line
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
-from common.files import write_figure
-from experiments import REPAIRS
+from common.files import script, write_figure
+from experiments import REPAIRS, added_folder, find, runs_folder, tables
 from figures import plot
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 
 
 @rc_context(plot.STYLE)
-def draw(result, out):
-    """Whether this is one of these figures: then it is drawn."""
-    if "theorem" in result:
-        theorem(result, out)
-    elif "panels" in result:
-        trials(result, out)
-    elif "cells" in result:
-        matrix(result, out)
-    elif "beside" in result:
-        grid(result, out)
-        survive(result, Path(out).with_suffix(".survive.png"))
-    elif "columns" in result and len(result["runs"][0].get("scores", ())) > 1:
-        grid(result, out)
+def draw(name, scale, out, added=()):
+    """The figures of an entry, with rows that were added, as OUT.png and with other endings."""
+    entry, part = find(name, scale)
+    if "panels" in part:
+        panels, hard_coded = tables.panels_of(name, scale)
+        if hard_coded:
+            theorem(panels[0], hard_coded, f"{out}.png")
+        else:
+            trials(entry["metric"], panels, f"{out}.png")
+        return
+    runs = tables.runs_of(name, scale, added)
+    if "tasks" in part:
+        heat_map(runs, entry["columns"], MATRIX, f"{out}.png", added)
+    elif "columns" in entry and len(runs[0]["scores"]) > 1:
+        columns = columns_by_length(runs, entry["columns"])
+        heat_map(runs, columns, SCORES, f"{out}.png", added)
     else:
-        return False
-    return True
+        folders = runs_folder(name, scale), added_folder(name, scale) / "runs"
+        plotted(entry, runs, [folder for folder in folders if folder.exists()], out)
+    if "plotted_against" in entry:
+        survive(runs, tables.runs_of(entry["plotted_against"], scale), entry["columns"][0],
+                f"{out}.survive.png")
+
+
+def plotted(entry, runs, folders, out):
+    """What figures/plot.py draws of folders of runs."""
+    out, rows = os.path.relpath(out), dict.fromkeys(run["label"] for run in runs)
+    words = [*map(os.path.relpath, folders), "--rows", *rows]
+    if "columns" in entry:
+        words += ["--metric", entry["columns"][0][2]]
+    kind = "ndcg" if "search" in runs[0] else "scores" if "columns" in entry else "lengths"
+    if "losses" in entry:
+        kind = "curves"
+    script("figures.plot", kind, *words, "--out", f"{out}.png")
+    if "steps" in entry:
+        script("figures.plot", "errors", *words, "--out", f"{out}.steps.png")
 
 
 # -----------------------------------------------------------------------------
 # tables in colours
 
-def coloured(ax, shares, texts, columns, rows, size=9):
-    """
-    A table in colours: shares (rows, columns) are from 0, the worst, to 1, the best, and NaN where
-    there is no number; texts has a string for each cell.
-    """
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    ax.pcolormesh(shares, cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white", lw=2)
-    for (y, x), share in np.ndenumerate(shares):
-        color = "white" if abs(share - 0.5) > 0.39 else "black"
-        small = np.isnan(share) or "\n" in texts[y, x]
-        ax.text(x + 0.5, y + 0.5, texts[y, x], ha="center", va="center", color=color,
-                fontsize=size - 2.5 if small else size)
-    ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
-    ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    ax.set_ylim(len(rows), 0)
+COLOURS = "colours: from the worst of a column, red, to the best, blue; "
+MATRIX = COLOURS + """they span 10 points, 10 % of a perplexity or 0.05 at least
+↓: less is better, all others are % right, or AUC; ends: no positions for such lengths
+iid: as in training; TVD: total variation distance; AUC: area under the ROC curve"""
+SCORES = "colours: from all wrong, red, to all right, blue"
+SEEDS = "\nsmall: the lowest and the highest of several seeds"
 
 
-def grid(result, out):
-    """A task's scores by length, a panel for each split: means, and ranges that are wide."""
-    labels, (_, _, metric) = result["rows"], result["columns"][0]
-    splits = plot.dense_last(dict.fromkeys(split for _, split, _ in result["columns"]))
-    lengths = sorted({T for run in result["runs"] for T in run["scores"]}, key=int)
-    fig, axes = plot.panels(len(splits), 0.55 * len(lengths) + 0.6, 0.32 * len(labels) + 1.2)
-    for ax, split in zip(axes[0], splits):
-        means = np.full((len(labels), len(lengths)), np.nan)
-        texts = np.full(means.shape, "-", object)
-        for y, x in np.ndindex(means.shape):
-            scores = [run["scores"].get(lengths[x], {}).get(split) for run in result["runs"]
-                      if run["label"] == labels[y]]
-            values = [100 * score[metric]["value"] for score in scores if score]
-            if values:
-                means[y, x] = np.mean(values)
-                texts[y, x] = f"{means[y, x]:.1f}".removesuffix(".0")
-                if max(values) - min(values) > 10:  # a mean that no seed may have
-                    texts[y, x] += f"\n{min(values):.0f} to {max(values):.0f}"
-        wrong = metric.endswith(("error", "glitch_rate"))
-        shares = 1 - means / 100 if wrong else means / 100
-        coloured(ax, shares, texts, [f"{int(T):,}" for T in lengths], labels)
-        ax.set(title=plot.spelled(split), xlabel="string length (tokens)")
-    fig.suptitle(f"{plot.spelled(metric)} (%), from red, the worst, to blue, the best:\n"
-                 "means of seeds, and ranges wider than 10 points", fontsize=10)
-    write_figure(fig, out)
+def columns_by_length(runs, columns):
+    """A task's scores in %, as columns of a matrix: a test set, and the length of its strings."""
+    found, metric = {}, columns[0][2]
+    better = "less" if metric.endswith(("error", "glitch_rate")) else "more"
+
+    def read(split, T, run):
+        scores = run["scores"].get(T, {}).get(split)
+        return 100 * scores[metric]["value"] if scores else None
+    for split in plot.dense_last(dict.fromkeys(split for _, split, _ in columns)):
+        for T in sorted({T for run in runs for T in run["scores"]}, key=int):
+            found[f"{plot.spelled(split)}: {int(T):,}"] = dict(
+                task=None, read=partial(read, split, T), form=".1f", better=better, ends=(0, 100))
+    return found
 
 
-NOTES = """↓: less is better, all others are % right, or AUC
-colours: from the worst of a column, red, to the best, blue; they span 10 points, 10 % of a \
-perplexity or 0.05 at least
-ends: no positions for such lengths; iid: as in training; TVD: total variation distance; AUC: area \
-under the ROC curve"""
-
-
-def matrix(result, out):
+def heat_map(runs, columns, words, out, added=()):
     """
     A row for each method, a column for each number: its colour is its place between the column's
-    worst and best. Empty: no number, and why.
+    worst and best. Empty: no number, and why. Added rows are framed.
     """
-    columns, rows, added = result["columns"], result["cells"], result.get("added")
+    rows = tables.grouped(runs)
     shares, texts = np.empty((2, len(rows), len(columns)), object)
-    fig = Figure(figsize=(0.78 * len(columns), 0.46 * len(rows)))  # the cells fill it
-    ax = fig.add_axes([0, 0, 1, 1])
     for x, (name, column) in enumerate(columns.items()):
-        shares[:, x] = shares_of([row[name] for row in rows.values()], column)
-        for y, row in enumerate(rows.values()):
-            texts[y, x] = text_of(row[name], column["form"])
-    coloured(ax, shares.astype(float), texts, [], rows, size=11)
+        cells = [tables.values_of(name, column, same) for same in rows.values()]
+        shares[:, x] = shares_of(cells, column)
+        texts[:, x] = [text_of(values, column["form"]) for values in cells]
+    fig = Figure(figsize=(0.78 * len(columns), 0.4 * len(rows)))  # the cells fill it
+    ax = fig.add_axes([0, 0, 1, 1])
+    ax.axis("off")
+    ax.pcolormesh(shares.astype(float), cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white",
+                  lw=2)
+    for (y, x), share in np.ndenumerate(shares.astype(float)):
+        small = np.isnan(share) or "\n" in texts[y, x]
+        ax.text(x + 0.5, y + 0.5, texts[y, x], ha="center", va="center",
+                color="white" if abs(share - 0.5) > 0.39 else "black", fontsize=8 if small else 11)
+    for y, label in enumerate(rows):
+        mine = label in added
+        ax.text(-0.1, y + 0.5, label, ha="right", va="center", weight="bold" if mine else None)
+        if mine:
+            ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
+                                       clip_on=False, zorder=5))
+    ax.set_ylim(len(rows), 0)
     headings(ax, columns)
-    if added in rows:
-        y = list(rows).index(added)
-        ax.get_yticklabels()[y].set(weight="bold")
-        ax.add_patch(plt.Rectangle((0, y), len(columns), 1, fill=False, ec="black", lw=2.5,
-                                   clip_on=False, zorder=5))
-    notes = [textwrap.fill(note, max(60, 12 * len(columns))) for note in NOTES.splitlines()]
+    notes = (words + SEEDS).splitlines()
+    notes = [textwrap.fill(note, max(60, 12 * len(columns))) for note in notes]
     ax.text(0, len(rows) + 0.25, "\n".join(notes), va="top", fontsize=9)
     write_figure(fig, out)
 
@@ -142,67 +139,65 @@ def headings(ax, columns):
                 va="bottom", weight="bold", fontsize=8)
 
 
-def shares_of(column_cells, column):
-    """How good each number of a column is, from 0, its worst, to 1; NaN where there is none."""
-    values = np.array([cell.get("value") for cell in column_cells], float)
+def shares_of(cells, column):
+    """How good the mean of each cell's values is, from 0, the worst, to 1; NaN: there is none."""
+    values = np.array([math.nan if tables.missing(y) else statistics.mean(y) for y in cells])
     finite = np.isfinite(values)
+    sign = -1 if column["better"] == "less" else 1
     if column.get("logarithmic"):
         values = np.log(np.maximum(values, 1e-9))
-    if column["better"] == "less":
-        values = -values
-    if finite.sum() < 2:  # neither the best nor the worst
+    values = sign * values
+    if "ends" in column:
+        low, high = sorted(sign * end for end in column["ends"])
+    elif finite.sum() < 2:  # neither the best nor the worst
         return np.where(finite, 0.5, np.nan)
-    high = values[finite].max()
-    low = min(high - column["least"], values[finite].min())  # 99 is not the worst beside 99.5
+    else:
+        high = values[finite].max()
+        low = min(high - column["least"], values[finite].min())  # 99 is not the worst beside 99.5
     return (values - low) / (high - low)
 
 
-def text_of(cell, form):
-    """A number in few characters: 100.0 as 100, 12345.67 as 12,346."""
-    value = cell.get("value")
-    if value is None or not math.isfinite(value):
-        return cell.get("reason", "-")
-    text = f"{value:,.0f}" if abs(value) >= 1000 else format(value, form).removesuffix(".0")
-    if "spread" in cell:  # of several seeds
-        text += f"\n± {cell['spread']:{form}}"
-    return text
+def text_of(values, form):
+    """Their mean in few characters: 100.0 as 100, 12345.67 as 12,346; below, the ends of seeds."""
+    def short(y):
+        return f"{y:,.0f}" if abs(y) >= 1000 else format(y, form).removesuffix(".0")
+    if tables.missing(values):
+        return tables.missing(values)
+    low, high = short(min(values)), short(max(values))
+    return short(statistics.mean(values)) + (f"\n{low} to {high}" if low != high else "")
 
 
 # -----------------------------------------------------------------------------
 # what survives, and what reads
 
-def survive(result, out):
+def survive(runs, of_text, column, out):
     """
     Two questions in one picture: how much worse is text in windows of 16 times the training length
     (x), and how much is recalled of strings as long (y), by runs that had learned to at the
     training length? Means of seeds, and their ranges; squares are repaired at test time.
     """
     xs, ys = {}, {}
-    near, *_, far = map(str, result["beside"]["lengths"])
-    for run in result["beside"]["runs"]:
-        if run["perplexity"].get(near) and run["perplexity"].get(far):
-            xs.setdefault(run["label"], []).append(run["perplexity"][far] / run["perplexity"][near])
-    (_, split, metric), *_ = result["columns"]
-    for run in result["runs"]:
+    near, *_, far = sorted({n for run in of_text for n in run["lengths"]})
+    for run in of_text:
+        if ratio := tables.over("perplexity", far, near, run):
+            xs.setdefault(run["label"], []).append(ratio)
+    _, split, metric = column
+    for run in runs:
         first, *_, last = (100 * by[split][metric]["value"] for by in run["scores"].values())
         if first > 80:  # %; else it cannot show what it has forgotten
             ys.setdefault(run["label"], []).append(last)
-    fig, axes = plot.panels(1, 7, 4.6)
-    ax = axes[0, 0]
-    points = {label: (np.mean(xs[label]), np.mean(ys[label])) for label in ys if label in xs}
-    notes, ranges = [], []
-    for label, (x, y) in points.items():
-        color = plot.color_of(label) or "dimgray"
-        marker = "s" if label.rpartition(", ")[2] in REPAIRS else "o"
-        ax.plot(x, y, marker, color=color, ms=7, mec="white", zorder=3)
-        across = [(min(xs[label]), y), (max(xs[label]), y)]
-        up = [(x, min(ys[label])), (x, max(ys[label]))]
-        for ends in (across, up):
-            ax.plot(*zip(*ends), color=color, lw=1.5, alpha=0.6)
-            ranges.append(ends)
-        notes.append(ax.annotate(label, (x, y), (0, 0), textcoords="offset points", color=color,
-                                 arrowprops=dict(arrowstyle="-", color=color, lw=0.6),
-                                 fontsize=9))
+    fig, axes = plot.panels(1, 7, 5)
+    ax, both = axes[0, 0], [label for label in ys if label in xs]
+    others = iter(plt.cm.plasma(np.linspace(0, 0.95, len(REPAIRS))))
+    for n, label in enumerate(both):
+        x, y = np.mean(xs[label]), np.mean(ys[label])
+        repaired = label.rpartition(", ")[2] in REPAIRS
+        color = next(others) if repaired else plot.color_of(label)
+        ax.plot(x, y, "s" if repaired else "oD^vP*X<>p"[n % 10], color=color, mec="white",
+                ms=12 - 6 * n / len(both), zorder=3, label=label)  # where they meet, all show
+        for ends in ([min(xs[label]), max(xs[label])], [y, y]), ([x, x], [min(ys[label]),
+                                                                         max(ys[label])]):
+            ax.plot(*ends, color=color, lw=1.5, alpha=0.6)
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
            title="up: it recalls what is far; left of the line: long text does no harm",
@@ -210,39 +205,8 @@ def survive(result, out):
                   "trained",
            ylabel="recall (%) in strings of 1,024 tokens,\ntrained on 64")
     plot.plain_logarithms(ax.xaxis, (1, 2, 5))
-    apart(fig, ax, notes, ranges)
+    plot.legend([ax])
     write_figure(fig, out)
-
-
-def apart(fig, ax, notes, ranges):
-    """
-    Puts each note near its point, where it covers no point and no other note, and, if there is such
-    a place, where no range and no line from a note to its point crosses a note.
-    """
-    fig.draw_without_rendering()  # before, nothing has a place
-    places = itertools.product((10, -10, 30, -30, 60, -60), range(-160, 20, 7))
-    places = sorted(places, key=lambda place: math.hypot(*place))
-    points = ax.transData.transform([note.xy for note in notes])
-    dots = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in points]
-    lines, boxes = [Line(ax.transData.transform(ends)) for ends in ranges], []
-
-    for note, point in zip(notes, points):
-        found = []
-        for place in places:
-            side = "left" if place[0] > 0 else "right"
-            note.set(position=place, ha=side, va="center")
-            box = Text.get_window_extent(note).padded(3)  # without its line
-            line = Line([point, ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)])
-            covered = sum(map(box.overlaps, dots + boxes))
-            outside = box.x0 < ax.bbox.x0 or box.x1 > ax.bbox.x1
-            crossed = sum(other.intersects_bbox(box) for other in lines)
-            crosses = sum(map(line.intersects_bbox, boxes))
-            faults = 9 * (covered + outside) + crossed + crosses
-            found.append((faults, place, side, box, line))
-        _, place, side, box, line = min(found, key=lambda f: f[0])  # the nearest of the best
-        note.set(position=place, ha=side)
-        boxes.append(box)
-        lines.append(line)
 
 
 # -----------------------------------------------------------------------------
@@ -251,9 +215,8 @@ def apart(fig, ax, notes, ranges):
 MARKERS = dict(raw="o", ema="^", bema="o")
 
 
-def trials(result, out):
+def trials(metric, panels, out):
     """A random search: above every trial of every scheme, below the metric by length."""
-    metric, panels = result["metric"], result["panels"]
     schemes = dict.fromkeys(itertools.chain(*(panel["schemes"] for panel in panels)))
     colors = dict(zip(schemes, plt.cm.tab10.colors))
     columns = min(3, len(panels))
@@ -314,8 +277,8 @@ def by_length(ax, panel, metric, colors):
     for n, (scheme, search) in enumerate(panel["schemes"].items()):
         scores = [trial[metric]["raw"] for trial in search["trials"]]
         scores = [score for score in scores if None not in score.values()]
-        if scores:
-            best = (min if metric == "tvd" else max)(scores, key=lambda score: score["validation"])
+        best = tables.best_trial(search["trials"], metric, "raw")
+        if best:
             middle = np.median(np.array([score["by_length"] for score in scores], float), axis=0)
             ax.plot(x, middle, color=colors[scheme], lw=4 - n / 2, label=scheme)
             ax.plot(x, np.array(best["by_length"], float), color=colors[scheme], lw=1, ls="--")
@@ -329,9 +292,8 @@ WHERE = dict(none="no norm", output="a norm on the attention's output",
              post="a norm on the sum", pre_final="a norm before the logits")
 
 
-def theorem(result, out):
+def theorem(panel, hard_coded, out):
     """Precision by length, relative to length 2, and TVD: hard-coded models, and trained ones."""
-    hard_coded, panel = result["theorem"], result["panels"][0]
     fig, axes = plot.panels(2, 3.9, 4.6, sharey=False)
     left, right = axes[0]
     T = hard_coded["lengths"]

@@ -16,7 +16,6 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +27,11 @@ from torch.nn.utils import parameters_to_vector
 
 import model_postnorm
 from common.device import environment, setup
-from common.files import ROOT, fail, in_one_line, read_json, write_json
+from common.files import fail, in_one_line, nearest, write_json
 from common.flags import Parser
-from common.names import find_task, nearest, pick
+from common.names import find_task, pick
 from data import tvd
-from experiments import find
-from experiments.jobs import Job
-from experiments.runs import read, slug
+from experiments import find, read_run
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from scoring import binned
 from scoring.rates import auc
@@ -146,45 +143,51 @@ def pieces(task, split, sequences, T, K, rng, device):
 
 
 @torch.no_grad()
-def measure_sets(task, logits, weights, sequences, rng, lengths, device="cpu"):
-    """-> lengths [[T, T], ...] and {accuracy: (K, n)}: at every given length, on new sets."""
-    columns, K = [], len(weights)
-    for T in lengths:
-        right = []
-        for x, y in pieces(task, str(T), sequences, T, K, rng, device):
-            z = logits(weights, x)                                      # (K, B, classes)
-            right.append(torch.where(z.isnan().any(-1), torch.nan, (z.argmax(-1) == y).float()))
-        columns.append(torch.cat(right, 1).mean(1).cpu().numpy())
-    return [[T, T] for T in lengths], dict(accuracy=np.stack(columns, 1))
+def measure(task, logits, weights, sequences, rng, splits=("iid",), device="cpu"):
+    """
+    -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: the accuracy in sets of
+    each split's size; of other tasks TVD, AUC and precision where they have them, by position.
+    """
+    lengths, found, K = [], defaultdict(list), len(weights)
+    for split in splits:
+        of_sets = split.isdigit()
+        T = int(split) if of_sets else task.block_size
+        parts = defaultdict(list)
+        for x, y in pieces(task, split, sequences, T, K, rng, device):
+            z = logits(weights, x)
+            for name, part in judged(task, z, x, y, of_sets).items():
+                parts[name].append(part)
+        every = {name: torch.cat(part, -2) for name, part in parts.items()}
+        good = every.pop("good", None)
+        curves = {name: y.mean(1).cpu().numpy() for name, y in every.items() if name != "score"}
+        if good is not None:
+            scores, good = every["score"].cpu().numpy(), good.cpu().numpy()
+            curves["auc"] = np.stack([auc(score, good) for score in scores])
+        if of_sets:
+            edges = [0, 1]
+            lengths.append([T, T])
+        else:
+            width = 1 if T < 64 else max(2, T // 64 * 2)
+            edges = [*range(0, T, width), T]
+            lengths += [[a + 1, b] for a, b in zip(edges, edges[1:])]
+        for name, y in curves.items():
+            found[name].append(binned(y, edges))
+    return lengths, {name: np.concatenate(y, 1) for name, y in found.items()}
 
 
-@torch.no_grad()
-def measure(task, logits, weights, sequences, rng, device="cpu"):
-    """
-    -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: TVD, and where the task
-    has them AUC and precision, at every position, binned.
-    """
-    parts, K, T = defaultdict(list), len(weights), task.block_size
-    for x, _ in pieces(task, "iid", sequences, T, K, rng, device):
-        z, target = logits(weights, x), task.target(x)                  # (K, B, T, vocab)
-        parts["tvd"].append(tvd(z, target))
-        if task.data == "set_complement":  # an absent token's logit over any present one's
-            present = z.masked_fill(target > 0, -torch.inf).amax(-1)
-            absent = z.masked_fill(target == 0, torch.inf).amin(-1)
-            parts["precision"].append(absent - present)
-        if task.contrast is not None:
-            for name, part in zip(("score", "good"), task.contrast(z, x)):
-                parts[name].append(part)                                # (K, B, T), (B, T)
-    every = {name: torch.cat(part, -2) for name, part in parts.items()}
-    curves = {name: every[name].mean(1).cpu().numpy() for name in ("tvd", "precision")
-              if name in every}
-    if "good" in every:
-        good = every["good"].cpu().numpy()
-        curves["auc"] = np.stack([auc(score, good) for score in every["score"].cpu().numpy()])
-    width = 1 if T < 64 else max(2, T // 64 * 2)
-    edges = [*range(0, T, width), T]
-    lengths = [[a + 1, b] for a, b in zip(edges, edges[1:])]
-    return lengths, {k: binned(v, edges) for k, v in curves.items()}
+def judged(task, z, x, y, of_sets):
+    """K models' logits z -> {name: (K, B, T)} of one piece, of sets (K, B, 1)."""
+    if of_sets:                                                         # z (K, B, classes)
+        right = (z.argmax(-1) == y).float()
+        return dict(accuracy=torch.where(z.isnan().any(-1), torch.nan, right)[..., None])
+    target = task.target(x)                                             # z (K, B, T, vocab)
+    parts = dict(tvd=tvd(z, target))
+    if task.data == "set_complement":  # an absent token's logit over any present one's
+        present = z.masked_fill(target > 0, -torch.inf).amax(-1)
+        parts["precision"] = z.masked_fill(target == 0, torch.inf).amin(-1) - present
+    if task.contrast is not None:
+        parts["score"], parts["good"] = task.contrast(z, x)             # (K, B, T), (B, T)
+    return parts
 
 
 def note(trials, weights, split, lengths, measured, at):
@@ -212,9 +215,10 @@ def search(entry, part, panel, scheme, device="cpu"):
         x, y = task.batch("train", panel["batch_size"], np.random.default_rng([SEED, step]))
         return x, task.target(torch.from_numpy(x)).numpy() if panel.get("exact") else y
 
-    of_sets = task.data == "max_retrieval"
-    lengths = dict(validation=[panel["at"][0]], test=[
-        int(T) for T in task.splits[2:] if of_sets and int(T) <= panel["longest"]])
+    splits = dict(validation=("iid",), test=("iid",))
+    if task.data == "max_retrieval":  # of sets, a split for each size
+        splits = dict(validation=[str(panel["at"][0])],
+                      test=[T for T in task.splits[2:] if int(T) <= panel["longest"]])
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
         logits, by_weights = fit(models, drawn, batch, part["steps"], device)
         seconds = time.time() - begin
@@ -225,11 +229,8 @@ def search(entry, part, panel, scheme, device="cpu"):
         for name, weights in by_weights.items():
             for split in ("validation", "test"):  # the best trial is chosen on the first alone
                 rng = np.random.default_rng([SEED, 1 << 40, split == "test"])
-                arguments = (far, logits, weights, SEQUENCES, rng)
-                if of_sets:
-                    bins, measured = measure_sets(*arguments, lengths[split], device)
-                else:
-                    bins, measured = measure(*arguments, device)
+                bins, measured = measure(
+                    far, logits, weights, SEQUENCES, rng, splits[split], device)
                 shown = measured.keys() & entry.get("metrics", (entry["metric"], "tvd"))
                 note(trials, name, split, bins, {m: measured[m] for m in shown}, panel["at"])
     return bins, dict(seconds=round(seconds, 1), trials=trials, environment=environment())
@@ -264,28 +265,6 @@ def theorem(n=64, gap=10.0, sequences=64):
 # -----------------------------------------------------------------------------
 # for reproduce.py: one command for every panel
 
-def planned(name, scale, folder):
-    """-> [Job] of an entry, a panel each; "theorem" is the hard-coded models."""
-    entry, part = find(name, scale)
-    jobs = []
-    for panel in [*part["panels"], *(["theorem"] if entry.get("theorem") else [])]:
-        path, model = folder / f"{slug(panel)}.json", partial(hard_coded, 4, 1.0)
-        amount = None
-        done = path.exists()
-        if panel != "theorem":
-            there = read(path) or dict(schemes=entry["schemes"])  # a damaged one is left as it is
-            done = done and set(entry["schemes"]) <= set(there["schemes"])
-            task = make_task(part["panels"][panel])
-            model = partial(small_model, task, entry["schemes"][-1])
-            steps = part["steps"] * len(entry["schemes"])
-            sequences = steps * part["trials"] * part["panels"][panel]["batch_size"]
-            amount = steps, sequences * task.block_size, task.block_size
-        words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
-                 "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, done, words, model, amount))
-    return jobs
-
-
 def main(argv=None):
     parser = Parser(description=__doc__)
     parser.add_argument("entry", help="of experiments/papers/postnorm.py")
@@ -305,8 +284,7 @@ def main(argv=None):
     result = dict(command=f"python reproduce.py {args.entry} --scale {args.scale}",
                   environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
                   name=args.panel, schemes={})
-    if out.exists():
-        result = read_json(out)
+    result = read_run(out) or result
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
     for scheme in entry["schemes"]:
         if scheme not in result["schemes"]:

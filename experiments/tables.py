@@ -1,9 +1,10 @@
 """
-From JSON to Markdown: the one place for means, spreads and percent.
+A table: rows of runs, and columns of (heading, function of a row's runs -> its cell).
 
-    text_tables(result) -> [(caption, table), ...]    and so on; result is what runs.py has
+    tables_of(name, scale)    an entry's, of the runs that are there: [(caption, table), ...]
+    tables_in(result)         those of one JSON that eval.py or kernels/bench.py wrote
 
-± is the standard deviation over the seeds; of rates, which may be all or nothing, the lowest and
+± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest and
 the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in
 [square] brackets the 95 % interval of its test sequences.
 """
@@ -11,10 +12,93 @@ import math
 import statistics
 from functools import partial
 
-import numpy as np
+from common.files import fail
+from experiments import added_folder, find, published, read_run, runs_folder, slug
 
-from encoders.scoring import bootstrap, ndcg
 
+def tables_of(name, scale, added=()):
+    """[(caption, table), ...] of an entry, with rows that were added; [] where nothing is there."""
+    entry, part = find(name, scale)
+    numbers = published().get(entry.get("published", name), {})
+    if "panels" in part:
+        panels, theorem = panels_of(name, scale)
+        return search_tables(entry["metric"], panels, theorem) if panels else []
+    runs = runs_of(name, scale, added)
+    if not runs:
+        return []
+    if "losses" in entry:
+        return [losses_table(runs)]
+    if "tasks" in part:
+        return [matrix_table(entry["columns"], runs)]
+    if "columns" in entry:
+        return [task_table(entry["columns"], runs, numbers)]
+    if "search" in runs[0]:
+        return retrieval_tables(runs, numbers)
+    return text_tables(runs, numbers, part.get("published_at", ()))
+
+
+def tables_in(result):
+    if "runs" in result:
+        return text_tables([result | run for run in result["runs"]], {})
+    by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
+    texts = [("", speed_table(by_model))] if by_model else []
+    return texts + [("", attention_table(result[k])) for k in ("attention", "gpu") if k in result]
+
+
+# -----------------------------------------------------------------------------
+# reading: a table is what its folder holds
+
+def runs_of(name, scale, added=()):
+    """
+    The runs that are there, in the order of the entry's rows, then of those added, of tasks and of
+    seeds; each with what its file says of the evaluation.
+    """
+    _, part = find(name, scale)
+    rows, tasks, runs = [*part["rows"], *added], [*part.get("tasks", [None])], []
+    paths = list(runs_folder(name, scale).rglob("*.json"))
+    if added:
+        paths += (added_folder(name, scale) / "runs").rglob("*.json")
+    for path in sorted(paths):
+        result = read_run(path) or dict(runs=[])
+        runs += [result | run for run in result["runs"] if run["label"] in rows]
+    runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
+                               run["seed"]))
+    for task in tasks:
+        runs = of_one_text(runs, task, added, f"results/runs/{name}.{scale}")
+    return runs
+
+
+def of_one_text(runs, task, added, folder):
+    """Those of a task that are of one text; of several the added rows' counts, else none does."""
+    texts = {}
+    for run in runs:
+        if run.get("task") == task:
+            texts.setdefault(run["data"].get("sha256"), set()).add(run["label"])
+    if len(texts) < 2:
+        return runs
+    mine = [text for text, labels in texts.items() if labels & set(added)]
+    if len(mine) != 1:
+        fail(f"{folder} has runs of several texts, sha256 {', '.join(texts)}: move away all but "
+             "one's")
+    print(f"left out, of another text than {' and '.join(added)}: the other rows"
+          + (f" of {task}" if task else ""))
+    return [run for run in runs if run.get("task") != task or run["data"].get("sha256") == mine[0]]
+
+
+def panels_of(name, scale):
+    """A random search's panels that are there, and its hard-coded models or None."""
+    entry, part = find(name, scale)
+    folder, shown = runs_folder(name, scale), []
+    for words in part["panels"]:
+        panel = read_run(folder / f"{slug(words)}.json")
+        if panel:
+            there = [scheme for scheme in entry["schemes"] if scheme in panel["schemes"]]
+            shown.append(panel | dict(schemes={s: panel["schemes"][s] for s in there}))
+    return shown, read_run(folder / "theorem.json")
+
+
+# -----------------------------------------------------------------------------
+# rows and cells
 
 def markdown(head, rows):
     lines = []
@@ -24,27 +108,29 @@ def markdown(head, rows):
     return "\n".join(lines)
 
 
-def label_of(run):
-    return run["label"] if "label" in run else run["model"]
-
-
 def grouped(runs):
     """{row: its runs}, in the order they come."""
     groups = {}
     for run in runs:
-        groups.setdefault(label_of(run), []).append(run)
+        groups.setdefault(run["label"] if "label" in run else run["model"], []).append(run)
     return groups
 
 
 def by_row(runs, columns, key=None, more=()):
-    """
-    A row for each label, a cell for each of [(heading, function of the label's runs)]: sorted by
-    key, if there is one, then more rows.
-    """
+    """A row for each label, sorted by key, if there is one, then more rows."""
     rows = [[label, len(same), *(cell(same) for _, cell in columns)]
             for label, same in grouped(runs).items()]
     rows = sorted(rows, key=key) if key else rows
     return markdown(["model", "seeds", *(head for head, _ in columns)], [*rows, *more])
+
+
+def number(read, form, runs):
+    """Mean ± standard deviation of what is read of each run, of those that have it."""
+    return spread([y for y in map(read, runs) if y is not None], form)
+
+
+def mean(read, form, runs):
+    return number(read, form, runs).partition(" ± ")[0]
 
 
 def spread(values, form):
@@ -72,39 +158,88 @@ def percent(rates):
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
+def of_paper(numbers, n, runs, form=".2f"):
+    """The paper's n-th number of a row, or mean and standard deviation."""
+    theirs = numbers.get(runs[0]["label"], ())
+    return in_paper(theirs[n], form) if n < len(theirs) else "-"
+
+
+def in_paper(number, form=".2f"):
+    if number is None:
+        return "-"
+    both = number if isinstance(number, list) else [number]
+    return " ± ".join(format(y, form) for y in both)
+
+
 # -----------------------------------------------------------------------------
 # text: perplexity by window length
 
-def text_tables(result):
+def at(measure, n, run):
+    """In windows of n tokens: None where they were not read, NaN where JSON has null."""
+    value = run.get(measure, {}).get(str(n), "not read")
+    return None if value == "not read" else math.nan if value is None else value
+
+
+def over(measure, last, first, run):
+    """Perplexity in windows of `last` over that in windows of `first`."""
+    near, far = at(measure, first, run), at(measure, last, run)
+    return None if None in (near, far) else far / near
+
+
+def by_length(measure, lengths, form=".3f"):
+    return [(f"{n:,}", partial(number, partial(at, measure, n), form)) for n in lengths]
+
+
+def quotient(measure, last, first):
+    return f"{last:,} / {first:,}", partial(mean, partial(over, measure, last, first), ".3f")
+
+
+def text_tables(runs, numbers, published_at=()):
     """
     Perplexity by window length, the paper's beside it where its model was read at the same length
-    after the same training; bits per byte of words; and in windows that overlap by half.
+    after the same training; bits per byte of words; strided; and of what comes a second time.
     """
-    runs, lengths, numbers = result["runs"], result["lengths"], result.get("paper", {})
-    T, last, at = runs[0]["block_size"], lengths[-1], list(result.get("paper_lengths", ()))
-    columns = []
-    for n in lengths:
-        columns.append((f"{n:,}", partial(mean_at, "perplexity", n)))
-        if n in at:
-            columns.append(("paper", partial(published, numbers, at.index(n))))
+    lengths = sorted({n for run in runs for n in run["lengths"]})
+    T, last, columns = runs[0]["block_size"], lengths[-1], []
+    for n, column in zip(lengths, by_length("perplexity", lengths)):
+        columns.append(column)
+        if n in published_at:
+            columns.append(("paper", partial(of_paper, numbers, published_at.index(n))))
     if len(lengths) > 1:
-        columns.append((f"{last:,} / {T:,}", partial(ratio, "perplexity", last, T)))
+        columns.append(quotient("perplexity", last, T))
     ratios = {label: [ys[5] / ys[1]] for label, ys in numbers.items() if len(ys) > 5}
     if ratios:  # CABLE's Table 1
-        columns.append(("paper: 15,360 / 1,024", partial(published, ratios, 0, form=".3f")))
+        columns.append(("paper: 15,360 / 1,024", partial(of_paper, ratios, 0, form=".3f")))
     texts = [("", by_row(runs, columns))]
     if "bits_per_byte" in runs[0]:  # of words: perplexities of other tokens differ
-        columns = [(f"{n:,}", partial(mean_at, "bits_per_byte", n, form=".4f")) for n in lengths]
+        columns = by_length("bits_per_byte", lengths, ".4f")
         texts.append(("Bits per byte:", by_row(runs, columns)))
-    if any("strided" in run for run in runs):
-        texts.append(strided_table(result, T))
-    again = [run for run in runs if "again" in run]
-    if again:
-        texts.append(again_table(again))
+    for measure, table in dict(strided=strided_table, again=again_table).items():
+        have = [run for run in runs if measure in run]
+        if have:
+            texts.append(table(have, lengths))
     return texts
 
 
-def again_table(runs):
+def strided_table(runs, lengths):
+    """Does it use what it sees?"""
+    T, last = runs[0]["block_size"], lengths[-1]
+    bases = [n for n in (T, 2 * T) if n in lengths[:-1]]
+    columns = by_length("strided", lengths) + [quotient("strided", last, n) for n in bases]
+
+    def gain(cells):
+        cell = cells[-len(bases)] if bases else "-"  # these come last
+        return math.inf if cell in ("-", "nan") else float(cell)
+    text = ("Strided: windows that overlap by half, of which only the second half is scored, "
+            f"{runs[0]['strided_tokens']:,} tokens, the same at every length: each has at least "
+            "half a window to look back on.")
+    if 2 * T in bases:
+        text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
+                 f"window, or more. The rows are sorted by {last:,} / {T:,}.")
+    return text, by_row(runs, columns, key=gain)
+
+
+def again_table(runs, _):
     """Does it copy?"""
     def gain_at(gap, runs):
         gains = [run["again"][gap] for run in runs if gap in run["again"]]
@@ -119,215 +254,279 @@ def again_table(runs):
             ), by_row(runs, columns)
 
 
-def strided_table(result, T):
-    """Does it use what it sees?"""
-    lengths, last = result["lengths"], result["lengths"][-1]
-    bases = [n for n in (T, 2 * T) if n in lengths[:-1]]
-    columns = [(f"{n:,}", partial(mean_at, "strided", n)) for n in lengths]
-    columns += [(f"{last:,} / {n:,}", partial(ratio, "strided", last, n)) for n in bases]
-
-    def gain(cells):
-        cell = cells[-len(bases)] if bases else "-"  # these come last
-        return math.inf if cell in ("-", "nan") else float(cell)
-    text = ("Strided: windows that overlap by half, of which only the second half is scored, "
-            f"{result['strided_tokens']:,} tokens, the same at every length: each has at least "
-            "half a window to look back on.")
-    if 2 * T in bases:
-        text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
-                 f"window, or more. The rows are sorted by {last:,} / {T:,}.")
-    return text, by_row([run for run in result["runs"] if "strided" in run], columns, key=gain)
+def papers_table(name, scale):
+    """An entry's perplexities at the training length and the longest, beside several papers'."""
+    entry, _ = find(name, scale)
+    runs, columns = runs_of(name, scale), {}
+    for heading, (other, n, words) in entry["papers"].items():
+        numbers = published()[other]
+        columns[heading] = {row: in_paper(ys[n]) for row, ys in numbers.items() if n < len(ys)}
+        columns[heading] |= words
+    T, *_, last = sorted({n for run in runs for n in run["lengths"]})
+    rows, asked = [], by_length("perplexity", (T, last)) + by_length("strided", (last,))
+    for label, same in grouped(runs).items():
+        if any(label in column for column in columns.values()):
+            theirs = [column.get(label, "-") for column in columns.values()]
+            rows.append([label, *(cell(same) for _, cell in asked), *theirs])
+    return "", markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *columns], rows)
 
 
-def at_length(runs, measure, n):
-    """The perplexities of runs in windows of n tokens, of those that have been read there."""
-    values = [run[measure][str(n)] for run in runs if str(n) in run.get(measure, {})]
-    return [math.nan if y is None else y for y in values]
-
-
-def mean_at(measure, n, runs, form=".3f"):
-    return spread(at_length(runs, measure, n), form)
-
-
-def ratio(measure, last, first, runs):
-    """Perplexity in windows of `last` over that in windows of `first`, mean over runs: a cell."""
-    both = [run for run in runs if {str(first), str(last)} <= run.get(measure, {}).keys()]
-    near, far = (at_length(both, measure, n) for n in (first, last))
-    ratios = [y / x for x, y in zip(near, far)]
-    return f"{statistics.mean(ratios):.3f}" if ratios else "-"
-
-
-def published(numbers, n, runs, form=".2f"):
-    """The paper's n-th number of a row, or mean and standard deviation: a cell."""
-    theirs = numbers.get(label_of(runs[0]), ())
-    if n >= len(theirs):
-        return "-"
-    both = theirs[n] if isinstance(theirs[n], list) else [theirs[n]]
-    return " ± ".join(format(y, form) for y in both)
-
-
-def papers_tables(result, papers):
-    """
-    Perplexities at the training length and in the longest window, beside those of several papers:
-    {heading: {row: number, or in words where it is}}.
-    """
-    T, last = result["lengths"][0], result["lengths"][-1]
-    rows, asked = [], (("perplexity", T), ("perplexity", last), ("strided", last))
-    for label, runs in grouped(result["runs"]).items():
-        theirs = [numbers.get(label) for numbers in papers.values()]
-        if any(theirs):
-            shown = [y if isinstance(y, str) else f"{y:.2f}" if y else "-" for y in theirs]
-            rows.append([label, *(mean_at(measure, n, runs) for measure, n in asked), *shown])
-    return [("", markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *papers], rows))]
-
-
-def losses_tables(result):
+def losses_table(runs):
     """The loss by step: a quarter, half, and all of the training, and at its end the validation."""
-    last = result["runs"][0]["iter"]
+    last, columns = runs[0]["iter"], []
 
-    def until(share, runs):
-        parts = [[y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
-                 for run in runs]
-        return spread([statistics.mean(part) for part in parts if part], ".3f")
-
-    def validation(runs):
-        return spread([run["val_loss"][-1][1] for run in runs], ".3f")
-
-    columns = [(f"training, up to step {int(share * last):,}", partial(until, share))
-               for share in (0.25, 0.5, 1)]
-    return [("", by_row(result["runs"], [*columns, ("validation", validation)]))]
+    def until(share, run):
+        part = [y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
+        return statistics.mean(part) if part else None
+    for share in (0.25, 0.5, 1):
+        columns.append((f"training, up to step {int(share * last):,}",
+                        partial(number, partial(until, share), ".3f")))
+    columns.append(("validation", partial(number, lambda run: run["val_loss"][-1][1], ".3f")))
+    return "", by_row(runs, columns)
 
 
 # -----------------------------------------------------------------------------
 # search: nDCG by the length of documents
 
-MEASURES = (("whole", "ndcg@10", "nDCG@10, documents read as a whole"),
-            ("windows", "ndcg@10", "nDCG@10 by a document's best window of {} tokens"),
-            ("whole", "recall@1", "Recall@1, documents read as a whole"),
-            ("whole", "recall@10", "Recall@10, documents read as a whole"))
+def retrieval_tables(runs, numbers):
+    """nDCG@10 in % by the length that documents are cut to, and by how much rows differ."""
+    lengths, T, bm25 = runs[0]["lengths"], runs[0]["block_size"], runs[0]["search"]["bm25"]
+    heads = {str(n): f"{n:,} ({n // T}x)" for n in lengths}
 
-
-def retrieval_tables(result):
-    """A table for each measure, in %, by the length that documents are cut to."""
-    runs, lengths = result["runs"], [str(n) for n in result["lengths"]]
-    T, bm25, texts = runs[0]["block_size"], runs[0]["search"]["bm25"], []
-    heads = [f"{int(n):,} ({int(n) // T}x)" for n in lengths]
-
-    def found(reading, metric, n, runs):
+    def found(reading, n, runs):
         searches = [run["search"][reading] for run in runs]
-        return percent([by[n][metric] for by in searches if n in by])
+        return percent([by[n]["ndcg@10"] for by in searches if n in by])
 
-    others = [["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in lengths)]]
+    others = [["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in heads)]]
     for label in grouped(runs):
-        if label in result["paper"]:
-            theirs = [f"{y:.2f}" for y in result["paper"][label]]
+        if label in numbers:
+            theirs = [f"{y:.2f}" for y in numbers[label]]
             others.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs,
                            *["-"] * (len(lengths) - len(theirs))])
-    for reading, metric, words in MEASURES:
-        columns = [(head, partial(found, reading, metric, n)) for head, n in zip(heads, lengths)]
-        texts.append((f"{words.format(T)}:", by_row(runs, columns, more=others)))
-        others = []  # below the first alone
-    return [*texts, *paired_table(result, lengths, heads), *evidence_table(runs, T)]
+    texts = []
+    for reading, words, more in (("whole", ", documents read as a whole:", others),
+                                 ("windows", f" by a document's best window of {T} tokens:", ())):
+        columns = [(head, partial(found, reading, n)) for n, head in heads.items()]
+        texts.append((f"nDCG@10{words}", by_row(runs, columns, more=more)))
+    return [*texts, *paired_table(runs, heads)]
 
 
-def paired_table(result, lengths, heads):
+def paired_table(runs, heads):
     """By how much the rows differ from the first over the same queries, documents read whole."""
+    import numpy as np
+
+    from encoders.scoring import bootstrap, ndcg  # and torch, which all other tables do without
     means = {}
-    for label, runs in grouped(result["runs"]).items():
-        places = [run["places"] for run in runs if set(lengths) <= run["places"].keys()]
+    for label, same in grouped(runs).items():
+        places = [run["places"] for run in same if heads.keys() <= run["places"].keys()]
         if places:
-            means[label] = {n: np.mean([ndcg(np.array(p[n])) for p in places], 0) for n in lengths}
-    first, rows = label_of(result["runs"][0]), []
+            means[label] = {n: np.mean([ndcg(np.array(p[n])) for p in places], 0) for n in heads}
+    first, rows = runs[0]["label"], []
     for label in [label for label in means if first in means and label != first]:
         cells = []
-        for n in lengths:
+        for n in heads:
             apart = 100 * (means[label][n] - means[first][n])
-            low, high = bootstrap(apart, np.array(result["answers"]))
+            low, high = bootstrap(apart, np.array(runs[0]["answers"]))
             interval = f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
             cells.append(f"{apart.mean():.1f}{interval}")
         rows.append([f"{label} - {first}", *cells])
     if rows:
         yield (f"nDCG@10 of documents read as a whole, minus {first}'s over the same queries, "
                "means of each row's seeds, with 95 % intervals over documents (other seeds would "
-               "add to them):", markdown(["difference", *heads], rows))
-
-
-def evidence_table(runs, T):
-    """nDCG@10 in % by where the answer begins, if that is known."""
-    where, rows = runs[0]["by_answer_at"], []
-    if not where:
-        return
-    readings = dict(whole="", windows=", its best window", first=f", the first {T} tokens alone")
-    for reading, words in readings.items():
-        for label, same in grouped(runs).items():
-            values = [run["by_answer_at"][reading] for run in same
-                      if reading in run["by_answer_at"]]
-            if values:
-                cells = [spread([100 * y for y in ys if y is not None], ".1f")
-                         for ys in zip(*values)]
-                rows.append([label + words, len(values), *cells])
-    edges = [f"{a:,} to {b:,}" for a, b in zip(where["edges"], where["edges"][1:])]
-    rows.append(["BM25", "-", *(f"{100 * v:.1f}" if v is not None else "-" for v in where["bm25"])])
-    rows.append(["queries", "-", *map(str, where["queries"])])
-    yield ("nDCG@10 by the token at which the answer begins, documents of "
-           f"{where['length']:,} tokens:", markdown(["model", "seeds", *edges], rows))
+               "add to them):", markdown(["difference", *heads.values()], rows))
 
 
 # -----------------------------------------------------------------------------
 # tasks: rates, and the matrix
 
-def task_tables(result):
+def task_table(columns, runs, numbers):
     """Rates in %, beside the paper's."""
-    runs, numbers = result["runs"], result.get("paper")
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
-
-    def rate(T, split, metric, runs):
-        scores = [run["scores"][T][split] for run in runs if split in run["scores"].get(T, {})]
-        return percent([by[metric] for by in scores])
-
-    columns = []
-    for n, (name, split, metric) in enumerate(result["columns"]):
-        columns.append((name, partial(rate, first, split, metric)))
+    heads = []
+    for n, (name, split, metric) in enumerate(columns):
+        heads.append((name, partial(rate, first, split, metric)))
         if numbers:
-            columns.append(("paper", partial(published, numbers, n, form="g")))
+            heads.append(("paper", partial(of_paper, numbers, n, form="g")))
         for T in longer:
             head = f"{int(T):,}" if name == first else f"{name} {int(T):,}"
-            columns.append((head, partial(rate, T, split, metric)))
-    texts = [("", by_row(runs, columns))]
-    if any("by_answer" in run for run in runs):
-        texts.append(answers_table(result))
-    return texts
+            heads.append((head, partial(rate, T, split, metric)))
+    return "", by_row(runs, heads)
 
 
-def answers_table(result):
-    """The error by answer, and that of always giving the answer that is the commonest."""
-    rows, answers = {}, set()
-    for label, runs in grouped(result["runs"]).items():
-        for name, split, _ in result["columns"]:
-            seeds = [next(iter(run["by_answer"].values()))[split] for run in runs]
-            counts = {answer: n for answer, (n, _) in seeds[0].items()}
-            guess = 100 * (1 - max(counts.values()) / sum(counts.values()))
-            cells = rows[label, name] = {"a constant guess": f"{guess:.2f}"}
-            for answer, n in counts.items():
-                error = statistics.mean(100 * rates[answer][1] for rates in seeds)
-                cells[answer] = f"{error:.1f} of {n:,}"
-            answers |= counts.keys()
-    heads = ["a constant guess", *sorted(answers, key=int)]
-    lines = [[*where, *(cells.get(head, "-") for head in heads)] for where, cells in rows.items()]
-    return ("Error (%) by the right answer: beside it how many programs have it; a constant guess "
-            "is always the commonest of them.", markdown(["model", "test set", *heads], lines))
+def rate(T, split, metric, runs):
+    scores = [run["scores"].get(T, {}).get(split, {}) for run in runs]
+    return percent([score[metric] for score in scores if metric in score])
 
 
 NOTES = ("Ends: the method has no positions for strings of that length. Not finite: the loss or "
          "the logits were NaN or infinite.")
 
 
-def matrix_tables(result):
+def matrix_table(columns, runs):
     """A row for each method, a column for each number."""
     rows = []
-    for label, by_column in result["cells"].items():
+    for label, same in grouped(runs).items():
         rows.append([label])
-        for name, cell in by_column.items():
-            form = result["columns"][name]["form"]
-            text = cell.get("reason") or format(cell["value"], form)
-            rows[-1].append(text + (f" ± {cell['spread']:{form}}" if "spread" in cell else ""))
-    return [("", markdown(["method", *result["columns"]], rows) + f"\n\n{NOTES}")]
+        for name, column in columns.items():
+            values = values_of(name, column, same)
+            rows[-1].append(missing(values) or spread(values, column["form"]))
+    return "", markdown(["method", *columns], rows) + f"\n\n{NOTES}"
+
+
+def values_of(name, column, runs):
+    """A matrix' number of each of a row's runs of that task; older files have it, and no more."""
+    runs = [run for run in runs if run.get("task") == column["task"]]
+    return [run["values"][name] if "values" in run else column["read"](run) for run in runs]
+
+
+def missing(values):
+    """Why a row has no number, or "": numbers are None where a method ends."""
+    if any(y is not None and math.isnan(y) for y in values):
+        return "not finite"
+    if None in values:
+        return "ends"
+    return "" if values else "not run"
+
+
+# -----------------------------------------------------------------------------
+# random searches: medians, best trials and sign tests
+
+CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
+
+
+def search_tables(metric, panels, theorem=None):
+    """
+    A table for each panel: median and best of every scheme, of the last weights and of their
+    averages, and in how many of their shared trials it is better than the first, and than the
+    control, if there is one; of a search with EMA, also how often an average is better.
+    """
+    schemes, texts = list(panels[0]["schemes"]), []
+    references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
+    name = metric if metric in ("precision", "accuracy") else metric.upper()
+    for panel in panels:
+        a, b = panel["at"]
+        where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
+        trials = {scheme: found["trials"] for scheme, found in panel["schemes"].items()}
+        rows = [scheme_cells(scheme, trials, metric, references) for scheme in trials]
+        texts.append((f"{name}, {where}:", markdown(rows[0], [row.values() for row in rows])))
+    if theorem:
+        texts.append(theorem_table(theorem))
+    said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
+            "hyper-parameters and initial weights; raw weights; without ties and without trials of "
+            "which one has diverged); p by a two-sided sign test, not corrected for the number of "
+            "tests here.")
+    return [*texts, (said, "")]
+
+
+def scheme_cells(name, trials, metric, references):
+    """{heading: cell} of one scheme; trials of every one."""
+    mine = trials[name]
+    averages = list(mine[0][metric])[1:]  # after the last weights, raw
+    cells = dict(scheme=name, trials=len(mine))
+    cells["diverged"] = sum(not trial["finite"] for trial in mine)
+    for weights in ("raw", *averages):
+        values = [trial[metric][weights]["test"] for trial in mine]
+        values = [y for y in values if y is not None]
+        best = best_trial(mine, metric, weights)
+        of = "" if weights == "raw" else f", {weights.upper()}"
+        cells[f"median{of}"] = f"{statistics.median(values):.4f}" if values else "-"
+        cells[f"best{of}"] = "-" if best is None else f"{best['test']:.4f}"
+    for other in references:
+        cell = sign_cell(mine, trials[other], metric)
+        cells[f"better than {other}"] = "-" if other == name else cell
+    for weights in averages:
+        if "ema" in averages:
+            cell = sign_cell(mine, mine, metric, weights)
+            cells[f"{weights.upper()} better than without"] = cell
+    if metric == "tvd":  # a distance: how many times smaller?
+        ours, theirs = (best_trial(trials[s], "tvd", "raw") for s in (name, references[0]))
+        cells[f"best / {references[0]}'s best"] = (
+            f"{ours['test'] / theirs['test']:.2f}" if ours and theirs else "-")
+    return cells
+
+
+def best_trial(trials, metric, weights):
+    """The scores of the trial that is best in validation; None where every one has diverged."""
+    sign, scores = 1 if metric == "tvd" else -1, [trial[metric][weights] for trial in trials]
+    scores = [score for score in scores if None not in (score["validation"], score["test"])]
+    return min(scores, key=lambda score: sign * score["validation"], default=None)
+
+
+def sign_test(pairs):
+    """
+    (ours, theirs) of trials that two schemes share, where less is better -> how often ours is less,
+    of how many, and the probability of a split as uneven as this one or more, were both sides
+    equally likely: exact, two-sided. Ties, and trials of which either has diverged, are left out.
+    """
+    pairs = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
+    wins, n = sum(a < b for a, b in pairs), len(pairs)
+    tail = sum(math.comb(n, k) for k in range(min(wins, n - wins) + 1))
+    return wins, n, min(1.0, 2 * tail / 2**n)
+
+
+def sign_cell(trials, reference, metric, weights="raw"):
+    """Wins over another scheme's raw weights and their p, by the test number: trial by trial."""
+    pairs = []
+    for ours, theirs in zip(trials, reference):
+        pairs.append((ours[metric][weights]["test"], theirs[metric]["raw"]["test"]))
+    if metric != "tvd":  # more is better
+        pairs = [(b, a) for a, b in pairs]
+    wins, n, p = sign_test(pairs)
+    return f"{wins} of {n}, p = {p:.2g}"
+
+
+def theorem_table(theorem):
+    n = theorem["n"]
+    lengths, rows = [length for length in (2, 8, 32, n - 1) if length < n], []
+    for norm, m in theorem["models"].items():
+        cells = [f"{m['precision'][T - 2]:.2f} ({m['tvd'][T - 2]:.3f})" for T in lengths]
+        far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
+        rows.append([norm, *cells, f"{far:.1e}"])
+    return (f"Hard-coded models, n = {n}, precision (TVD) at length:",
+            markdown(["norm", *lengths, "largest difference from the formula"], rows))
+
+
+# -----------------------------------------------------------------------------
+# speed: what kernels/bench.py measures
+
+HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
+             times_nope="times nope's", cached_s="s with the cache", uncached_s="s without",
+             times_faster="times as long without")
+
+
+def speed_table(measured):
+    """{what was measured: {model: {what: number}}} -> a row for each model."""
+    heads, rows = [], {}
+    for by_model in measured.values():
+        heads += next(iter(by_model.values()))
+        for model, numbers in by_model.items():
+            rows.setdefault(model, {}).update(numbers)
+    lines = []
+    for model, numbers in rows.items():
+        cells = [numbers.get(name) for name in heads]
+        lines.append([model, *("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
+                               for y in cells)])
+    return markdown(["model", *(HEADS.get(name, name) for name in heads)], lines)
+
+
+def attention_table(by_length):
+    """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
+    names = {name: None for rows in by_length.values() for name in rows}
+    reference, heads, lines = next(iter(names)), [], {name: [name] for name in names}
+    for T, rows in by_length.items():
+        for way, words in dict(forward="forward", both="forward and backward").items():
+            ms = rows[reference].get(f"{way}_ms")
+            if ms is None:
+                continue
+            time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
+            heads.append(f"{words}, T = {int(T):,} ({reference}: {time} ms)")
+            for name in names:
+                lines[name].append(attention_cell(rows.get(name, {}), way, reference))
+    return markdown([f"times {reference} (GB)", *heads], lines.values())
+
+
+def attention_cell(row, way, reference):
+    if f"{way}_ms" not in row:
+        return "-"
+    memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
+    return f"{row[f'{way}_of_{reference}']:.2f}{memory}"

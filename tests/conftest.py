@@ -144,10 +144,10 @@ def repo(tmp_path_factory):
 @pytest.fixture
 def here(monkeypatch):
     """here(name=entry, ...): these are what reproduce.py has, and it runs its commands here."""
-    import experiments
-    from experiments import jobs
-    monkeypatch.setattr(jobs, "ThreadPoolExecutor", Inline)
-    monkeypatch.setattr(jobs, "run", run_here)
+    import experiments.figures
+    import reproduce
+    monkeypatch.setattr(reproduce, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(reproduce, "run", run_here)
 
     def have(**entries):
         module = types.ModuleType("experiments.papers.mine", "Mine.\n\nSome words.")

@@ -398,7 +398,7 @@ class Inline(Executor):
 
 
 def run_here(name, env, *command):
-    """experiments.jobs.run in this process."""
+    """reproduce.run in this process."""
     print("$ " + shlex.join(command))
     words, out = [word for word in command[1:] if word != "-m"], written()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

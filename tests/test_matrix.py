@@ -1,19 +1,20 @@
-"""reproduce.py matrix: every method on every task, and --add."""
+"""reproduce.py matrix: every method on every task, and a row of yours."""
 import functools
 import json
 import math
 
 import pytest
+from matplotlib import pyplot
 
-from experiments import Row, cells, rows
+from experiments import Row, rows, tables
 from experiments.papers import matrix
 from tests.helpers import TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
 COLUMNS = {
     "text: perplexity": matrix.COLUMNS["text: perplexity"],
-    "text: strided": matrix.TEXT | dict(read=cells.reading, asked=(2,)),
+    "text: strided": matrix.text(matrix.strided_ratio, 2),
     "flip-flop: iid": matrix.COLUMNS["flip-flop: iid"],
-    "flip-flop: worst": matrix.right("flipflop", 2, "", "exact_match")}
+    "flip-flop: worst": matrix.column("flipflop", matrix.percent_right, 2, "", "exact_match")}
 
 
 def small_matrix(*models):
@@ -23,12 +24,13 @@ def small_matrix(*models):
     return dict(title="Two tasks", columns=COLUMNS, cpu=dict(tasks=tasks, rows=rows(1, *models)))
 
 
-def test_a_matrix_and_a_row_that_is_added(copy, here):
+def test_a_matrix_and_a_row_that_is_added(copy, here, monkeypatch):
     """A file for each row and task; the added row goes to out/, and stands beside the others."""
+    rectangle, frames = pyplot.Rectangle, []
     write_notes(copy)
     write_fork(copy)
     entry = small_matrix("rope", "learned")
-    entry["cpu"]["rows"]["rope, at 32"] = Row(of="rope", eval="--lengths 32")
+    entry["cpu"]["rows"]["rope, at 32"] = Row(weights_of="rope", eval="--lengths 32")
     here(matrix=entry)
     run = functools.partial(command, copy, "reproduce.py", "matrix", "--device", "cpu")
     out, _ = run("--jobs", 2)
@@ -39,21 +41,20 @@ def test_a_matrix_and_a_row_that_is_added(copy, here):
                      for row in ("learned", "rope", "rope-at-32")]
     row, = json.loads((folder / "text" / "rope-1337.json").read_text())["runs"]
     want = row["perplexity"]["16"], row["strided"]["32"] / row["strided"]["16"]
-    assert row["values"] == dict(zip(("text: perplexity", "text: strided"), want))
     table, = markdown_tables(out)
-    assert table["rope"]["text: perplexity"].startswith(f"{want[0]:.2f}")
+    numbers = [table["rope"][column] for column in ("text: perplexity", "text: strided")]
+    assert numbers == [f"{y:.2f}" for y in want]
     assert table["learned"]["text: strided"] == "ends" == table["learned"]["flip-flop: worst"]
     assert table["rope, at 32"]["text: perplexity"] == "ends"  # was not read there
     # the row of a fork
-    out, _ = run("--add", "mine", "--tasks", "text", "flipflop")
-    assert out.count("$ python train.py") == 2
+    monkeypatch.setattr(pyplot, "Rectangle", lambda *args, **_: frames.append(args) or rectangle(
+        *args))
+    out, _ = run("--rows", "mine")
+    assert out.count("$ python train.py") == 2 and frames == [((0, 3), 4, 1)]  # the fourth row
     table, = markdown_tables(out)
     assert list(table) == ["rope", "learned", "rope, at 32", "mine"]
-    added = json.loads((copy / "out" / "matrix.cpu" / "added" / "mine.json").read_text())
-    assert added["added"] == "mine" and "value" in added["cells"]["mine"]["text: perplexity"]
+    assert float(table["mine"]["text: perplexity"]) > 1
     assert len(list(folder.rglob("*.json"))) == 6
-    out, _ = run("--add", "mine", "--tasks", "flipflop")
-    assert "1 runs, 1 of them there" in out and "text" not in markdown_tables(out)[0]["rope"]
 
 
 def test_the_columns_of_the_matrix_by_hand():
@@ -63,23 +64,21 @@ def test_the_columns_of_the_matrix_by_hand():
     run = dict(block_size=4, perplexity={"4": 3.0, "8": 6.0, "16": None},
                strided={"4": 2.0, "8": 1.5}, scores=scores,
                auc={"4": {"long": [0, 0, 0, 0, None, 0.5, 0.7]}})
-    assert cells.perplexity(run, 2) == 6 and cells.perplexity(run, 8) is None
-    assert math.isnan(cells.perplexity(run, 4))  # it was there, and not finite
-    assert cells.reading(run, 2) == 0.75 and cells.reading(run, 4) is None
-    assert cells.percent(run, 1, "sparse", "exact_match") == 50
-    assert cells.percent(run, 1, "sparse", "sequence_error") == 75
-    assert cells.percent(run, 1, "dense", "exact_match") is None
-    assert cells.percent(run, 2, "", "exact_match") == 20
-    assert cells.percent(run, 4, "", "exact_match") is None
-    assert cells.beyond(run, "auc", "long") == pytest.approx(0.6)
-    assert cells.beyond(run, "tvd", "long") is None
-    # seeds have a mean and a spread
-    two = [dict(values=dict(a=1.0)), dict(values=dict(a=2.0))]
-    assert cells.cell("a", two) == dict(value=1.5, spread=pytest.approx(0.5**0.5))
-    assert cells.cell("a", two[:1]) == dict(value=1.0)
-    assert cells.cell("a", []) == cells.cell("b", two) == dict(reason="not run")
-    ends = dict(values=dict(a=None))
-    assert cells.cell("a", [*two, ends]) == dict(reason="ends")
-    assert cells.cell("a", [ends | dict(not_finite=True)]) == dict(reason="not finite")
+    assert matrix.perplexity(run, 2) == 6 and matrix.perplexity(run, 8) is None
+    assert math.isnan(matrix.perplexity(run, 4))  # it was there, and not finite
+    assert matrix.strided_ratio(run, 2) == 0.75 and matrix.strided_ratio(run, 4) is None
+    assert matrix.percent_right(run, 1, "sparse", "exact_match") == 50
+    assert matrix.percent_right(run, 1, "sparse", "sequence_error") == 75
+    assert matrix.percent_right(run, 1, "dense", "exact_match") is None
+    assert matrix.percent_right(run, 2, "", "exact_match") == 20
+    assert matrix.percent_right(run, 4, "", "exact_match") is None
+    assert matrix.beyond(run, "auc", "long") == pytest.approx(0.6)
+    assert matrix.beyond(run, "tvd", "long") is None
+    # why there is no number; older files have their numbers alone
+    said = [tables.missing(y) for y in ([1.0], [], [1.0, None], [None, math.nan])]
+    assert said == ["", "not run", "ends", "not finite"]
+    column = matrix.column("flipflop", matrix.percent_right, 1, "iid", "exact_match")
+    old, other = dict(values={"a": 7.0}, task="flipflop"), run | dict(task="copy")
+    assert tables.values_of("a", column, [run | dict(task="flipflop"), old, other]) == [100, 7]
     # every column reads what its task has, and every task has its column
     assert {c["task"] for c in matrix.COLUMNS.values()} == set(matrix.TASKS)

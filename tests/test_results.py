@@ -9,19 +9,22 @@ import torch
 
 import experiments
 from common import names
-from experiments import costs, find, methods, pages, runs
+from common.settings import new_settings
+from experiments import find, pages, slug
+from reproduce import plan
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
 PAGES = sorted((ROOT / "results").glob("*.md"))
 TEXTS = {path: path.read_text(encoding="utf-8")
          for path in [ROOT / "README.md", ROOT / "GUIDE.md", *PAGES]}
+TABLES = {block[2]: block[0] for path in PAGES for block in pages.BLOCK.finditer(TEXTS[path])}
 
 
 def test_every_table_of_a_page_is_what_the_json_says():
     blocks = [block for path in PAGES for block in pages.BLOCK.finditer(TEXTS[path])]
     for block in blocks:
         name = block[2]
-        assert block[0] == block[1] + pages.block(name) + block[3], (
+        assert block[0] == pages.filled_block(block, "a page"), (
             f"{name} is not what it would be: run python -m experiments.pages")
     tables = Counter(block[2] for block in blocks)
     for name, entry in experiments.entries().items():
@@ -46,13 +49,13 @@ def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
             assert result["command"].startswith("python ") and "/work" not in text
             environments = [result["environment"]]
             if "panels" in part:
-                assert path.stem in map(runs.slug, [*part["panels"], "theorem"])
+                assert path.stem in map(slug, [*part["panels"], "theorem"])
                 environments += [s["environment"] for s in result.get("schemes", {}).values()]
             else:
                 run, = result["runs"]
                 assert run["label"] in part["rows"] and path.parent.name in (
                     folder.name, *part.get("tasks", ()))
-                assert path.stem == f"{runs.slug(run['label'])}-{run['seed']}"
+                assert path.stem == f"{slug(run['label'])}-{run['seed']}"
                 assert run["config"]["seed"] == run["seed"] and run["train_seconds"] >= 0
                 assert run["train_command"].startswith("python train.py ")
                 means = names.models()[run["config"]["model"]][1]  # -1 is of block_size
@@ -67,7 +70,7 @@ def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
 def test_the_rows_of_a_table_have_names_of_their_own():
     for name, entry in experiments.entries().items():
         for scale in entry.keys() & set(experiments.SCALES):
-            names = [*map(runs.slug, entry[scale].get("rows", entry[scale].get("panels")))]
+            names = [*map(slug, entry[scale].get("rows", entry[scale].get("panels")))]
             assert len(set(names)) == len(names), name
 
 
@@ -77,19 +80,18 @@ SCALES = [(name, scale) for name, entry in experiments.entries().items()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, scale", SCALES)
-def test_every_row_of_a_table_can_be_built(name, scale, monkeypatch):
+def test_every_row_of_a_table_can_be_built(name, scale):
     """Its flags are train.py's, and its model takes them; of its layers four are enough."""
-    def few_layers(config, make=names.make_model):
-        return make(config | dict(n_layer=min(4, config["n_layer"])))
-    monkeypatch.setattr(names, "make_model", few_layers)
-    planned = costs.planned(name, scale)
+    jobs = plan(name, scale, text=("stdlib", ""))
     with torch.device("meta"):
-        for job in {(job.label, job.task): job for job in planned}.values():  # of a row one seed
-            assert sum(p.numel() for p in job.model().parameters())
+        for job in {(job.label, job.task): job for job in jobs}.values():  # of a row one seed
+            config = vars(new_settings(job.trainings[-1][1][2:]))
+            config |= dict(n_layer=min(4, config["n_layer"]), vocab_size=99)
+            assert sum(p.numel() for p in names.make_model(config).parameters())
 
 
 def test_every_table_and_figure_of_a_paper_has_its_verdict():
-    """As the papers number them, in the first table of a page; papers.json adds to no other."""
+    """As the papers number them, in the first table of a page."""
     count = dict(cable=(4, 6), cope=(10, 6), tra=(2, 4), postnorm=(0, 7))
     for name, numbers in count.items():
         said = TEXTS[ROOT / "results" / f"{name}.md"].partition("\n## ")[0]
@@ -98,8 +100,6 @@ def test_every_table_and_figure_of_a_paper_has_its_verdict():
         for kind, n in zip(("Table", "Figure"), numbers):
             wanted = {f"{kind} {i + 1}" for i in range(n)}
             assert wanted <= set(re.findall(rf"{kind} \d+", said)), name
-    files = {module.__name__.rpartition(".")[2] for module in experiments.files()}
-    assert experiments.added().keys() <= files
 
 
 def test_every_picture_and_link_of_a_page_is_there():
@@ -138,22 +138,12 @@ def test_the_readmes_perplexities_are_those_of_its_run():
     assert said.groups() == tuple(f"{run['perplexity'][T]:.2f}" for T in ("256", "4096"))
 
 
-def test_a_method_of_two_configurations_is_refused(monkeypatch):
-    """Where a row of its table would stand for two models, naming both."""
-    two = [dict(label="mine", config=dict(norm="pre", qk_norm=qk_norm)) for qk_norm in (0, 1)]
-    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two))
-    with pytest.raises(SystemExit, match="lm: mine is not one configuration: pre and pre, QK"):
-        methods.runs_of("lm: mine")
-    monkeypatch.setattr(methods, "table", lambda entry, scale: dict(runs=two[:1]))
-    assert methods.runs_of("lm: mine") == (two[:1], "pre")
-
-
 def test_the_numbers_of_the_front_page_are_those_of_the_json():
     """Every cell of README.md's table is in the table of a page that its column is from."""
     text = TEXTS[ROOT / "README.md"].partition("<!-- results -->")[2]
     ours, = markdown_tables(text.partition("<!-- /results -->")[0])
     text, recall, with_qk_norm, repairs, bench = (
-        markdown_tables(pages.block(name))[0]
+        markdown_tables(TABLES[name])[0]
         for name in ("lm", "recall_no_qk_norm", "recall", "bench.repairs", "bench.cpu"))
     recall |= {"tra": {}, "tra pre qk-norm": with_qk_norm["tra"]}  # as their norms are on text
     text = {label.partition(" (unfinished")[0]: cells for label, cells in text.items()}

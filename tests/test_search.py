@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
 import experiments
-from experiments import search, trials
+from experiments import search, tables
 from experiments.papers import postnorm
 from tests.helpers import close, command, rng
 
@@ -142,7 +142,7 @@ def trial(metric, test, validation=None):
 def table_of(metric, **schemes):
     schemes = {name: dict(trials=trials) for name, trials in schemes.items()}
     panels = [dict(name="a panel", at=[3, 3], schemes=schemes)]
-    texts = trials.search_tables(dict(metric=metric, panels=panels))
+    texts = tables.search_tables(metric, panels)
     return "\n\n".join(part for pair in texts for part in pair).splitlines()
 
 
@@ -153,9 +153,9 @@ def test_the_paired_sign_test():
         for wins in range(n + 1):
             uneven = [abs(sum(flip) - n / 2) >= abs(wins - n / 2) for flip in flips]
             pairs = [(0.0, 1.0)] * wins + [(1.0, 0.0)] * (n - wins)
-            numbers = trials.sign_test(pairs + [(3.0, 3.0), (None, 1.0), (1.0, None)])
+            numbers = tables.sign_test(pairs + [(3.0, 3.0), (None, 1.0), (1.0, None)])
             assert numbers == (wins, n, pytest.approx(np.mean(uneven)))
-    assert trials.sign_test([(1, 2)] * 6 + [(2, 1)] * 2)[2] == pytest.approx(74 / 256)  # 6 of 8
+    assert tables.sign_test([(1, 2)] * 6 + [(2, 1)] * 2)[2] == pytest.approx(74 / 256)  # 6 of 8
     pre = [trial("auc", y) for y in (0.5, 0.6, 0.7, 0.9, 0.4)]
     peri = [trial("auc", y) for y in (0.6, 0.7, 0.8, 0.8, 0.4)]  # more is better: 3 of 4
     control = [trial("auc", y) for y in (0.5, 0.6, 0.9, 0.8, 0.4)]

@@ -13,7 +13,7 @@ PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-
 FAMILIES = dict(
     learned=("learned", "nope", "sinusoidal", "label"),
     rope=("rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path"),
-    alibi=("alibi", "t5", "kerple", "fire", "fire_torch_init", "relative"),
+    alibi=("alibi", "t5", "kerple", "fire", "relative"),
     cable=("cable", "cable_nw", "k_cable", "fox"),
     cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"),
     tra=("tra", "tra pre qk-norm"))
@@ -51,9 +51,7 @@ def every():
     for row, family in dict(cope="cope", relative="alibi", tra="tra").items():
         shorter = "--block_size 128 --batch_size 32"
         table[f"{row}, trained on 128"] = Row(flags(row, PICKED[family], shorter))
-    table["sinusoidal, trained on 2,048"] = Row(
-        flags("sinusoidal", PICKED["learned"], "--block_size 2048 --batch_size 2"))
-    table["rope_nope, log_n"] = Row(seeds=3, of="rope_nope", eval="--set repair=log_n")
+    table["rope_nope, log_n"] = Row(seeds=3, weights_of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
 
 
@@ -74,7 +72,7 @@ def at_full_length():
         add(f"{row}, 2e-3", flags(row, "2e-3"), 3)
     for repair in ("window", "rerope"):
         table[f"rope, 2e-3, {repair}"] = Row(
-            seeds=3, of="rope, 2e-3", eval=f"--set repair={repair} --again")
+            seeds=3, weights_of="rope, 2e-3", eval=f"--set repair={repair} --again")
     add("tra_kept pre qk-norm, 4e-3", flags("tra_kept", "4e-3", OWN["tra pre qk-norm"]), 3)
     for row in ("rope_nope", "nope"):
         add(f"{row}, 2e-3", flags(row, "2e-3"))
@@ -90,11 +88,11 @@ def at_full_length():
 
 def trained_on():
     """300 steps in windows of 1,024, after 3,000 in windows of 256."""
-    table = {row: Row(f"--model {row}", 3, first=f"{row}, 2e-3")
+    table = {row: Row(f"--model {row}", 3, begins_with=f"{row}, 2e-3")
              for row in ("cable", "alibi", "rope")}
     for repair in ("pi", "yarn"):
         table[f"rope, {repair}"] = Row(f"--model rope --repair {repair} --original_length 256", 3,
-                                       first="rope, 2e-3")
+                                       begins_with="rope, 2e-3")
     return table
 
 
@@ -112,12 +110,23 @@ COMPARED = rows(2, "cable", "rope", "alibi") | repaired(2, "window", "rerope", "
 ENGLISH = "--data FOLDER --block_size 512 --eval_iters 20 --log_interval 100"
 FARTHER = "--lengths 512 1024 2048 4096 8192 --strided --tokens 262144"
 
+# {heading: (entry, n, words)}: whose n-th numbers stand beside the rows of lm in a second table,
+# and in words those that stand elsewhere
+PAPERS = {
+    "CABLE, Table 1 (1,024)": ("cable_table1", 1, {"k_cable": "Figure 4"}),
+    "the same, read at 15,360": ("cable_table1", 5, {}),
+    "CABLE, FineWeb-Edu medium (1,024)": ("cable_table1_fineweb", 1, {}),
+    "CoPE, Tables 5 and 8 (1,024)": ("cope_table5", 0, {
+        "cope_sep": "23.18", "cope_alibi": "25.09",
+        "cope, trained on 128": "Figure 3", "relative, trained on 128": "Figure 3"}),
+    "CoPE, Table 5, code (4,096)": ("cope_table5", 1, {}),
+    "TRA, Table 2 (128)": ("tra_table2", 0, {"tra, trained on 128": "the same length"})}
 
 ENTRIES = {
     "lm": dict(
         title="Language models of every method: perplexity far beyond the training length, strided "
               "perplexity, loss by position",
-        cpu=dict(train=LONG, eval=FAR, rows=every())),
+        papers=PAPERS, cpu=dict(train=LONG, eval=FAR, rows=every())),
     "lm_rope": dict(
         title="RoPE beyond its training length: repaired at test time, mixed with layers without "
               "positions, and two methods that need neither",
@@ -139,7 +148,7 @@ ENTRIES = {
     "lm_trained_on": dict(
         title="Trained on at a greater length: 300 steps in windows of 1,024 after 3,000 in "
               "windows of 256, RoPE plain and with two repairs",
-        first="lm_rates_long", cpu=dict(
+        begins_with="lm_rates_long", cpu=dict(
             train=TRAIN + " --block_size 1024 --batch_size 4 --max_iters 300 --eval_interval 60 "
                   "--learning_rate 1e-3 --min_lr 1e-4", eval=FAR, rows=trained_on())),
     "lm_sotu": dict(
@@ -176,12 +185,13 @@ ENTRIES = {
     "lm_drope": dict(
         title="RoPE dropped after its training (DroPE): 300 steps more without positions, beside "
               "300 with",
-        first="lm", cpu=dict(
+        begins_with="lm", cpu=dict(
             train=TRAIN + " --max_iters 300 --eval_interval 60 --learning_rate 4e-3 --min_lr 4e-4",
-            eval=FAR, rows={"rope, then nope": Row("--model nope", 3, first="rope"),
-                            "rope, then rope": Row("--model rope", 3, first="rope"),
+            eval=FAR, rows={"rope, then nope": Row("--model nope", 3, begins_with="rope"),
+                            "rope, then rope": Row("--model rope", 3, begins_with="rope"),
                             "rope, then rope, window": Row(
-                                of="rope, then rope", seeds=3, eval="--set repair=window")})),
+                                seeds=3, weights_of="rope, then rope",
+                                eval="--set repair=window")})),
     "lm_context": dict(
         title="Where is context worth something inside the training length? Strided perplexity of "
               "the same tokens, each with at least half a window to look back on",

@@ -4,41 +4,78 @@ The matrix: what can each one do?
 Every method on every task, on one backbone: pre-norm, on the synthetic tasks with QK-norm. Each
 task but text has a budget at which the methods that are best at it are done, or nearly.
 """
-from experiments import REPAIRS, Row, cells, repaired, rows
+import statistics
+from functools import partial
 
-TEXT = dict(task="text", better="less", form=".2f", least=0.1, logarithmic=True)
-DISTANCE = dict(read=cells.beyond, better="less", form=".3f", least=0.05)
+from experiments import REPAIRS, Row, repaired, rows
+from experiments.tables import at, over
+
+# A column's `read` gives a run's number: None where that length was not reached, NaN where it was
+# and the number, which JSON then does not have, is not finite.
 
 
-def right(task, times, split, metric):
-    return dict(task=task, read=cells.percent, asked=(times, split, metric), better="more",
-                form=".1f", least=10)
+def perplexity(run, times):
+    """In windows of so many times the training length."""
+    return at("perplexity", times * run["block_size"], run)
 
 
-# {"what the task is called: what the number is": column}. It is read by a function of cells.py,
-# called with `asked`; a figure's colours span its worst to its best, and `least` at least
-COLUMNS = {
-    "text: perplexity": TEXT | dict(read=cells.perplexity, asked=(1,)),
-    "text: at 16 x": TEXT | dict(read=cells.perplexity, asked=(16,)),
-    "text: strided, 16 x / 1 x": TEXT | dict(read=cells.reading, asked=(16,)),
-    "flip-flop: iid": right("flipflop", 1, "iid", "exact_match"),
-    "flip-flop: sparse": right("flipflop", 1, "sparse", "exact_match"),
-    "flip-flop: dense": right("flipflop", 1, "dense", "exact_match"),
-    "flip-flop: worst, 16 x": right("flipflop", 16, "", "exact_match"),
-    "copy: iid": right("selective_copy", 1, "iid", "sequence_error"),
-    "copy: sparse": right("selective_copy", 1, "sparse", "sequence_error"),
-    "counting: iid": right("counting", 1, "iid", "answer_error"),
-    "counting: passes, more": right("counting", 1, "pass100", "answer_error"),
-    "counting: passes, fewer": right("counting", 1, "pass10", "answer_error"),
-    "recall: iid": right("recall", 1, "iid", "accuracy"),
-    "recall: at 16 x": right("recall", 16, "iid", "accuracy"),
-    "set complement: TVD": DISTANCE | dict(task="set_complement", asked=("tvd", "full")),
-    "Dyck: TVD": DISTANCE | dict(task="dyck", asked=("tvd", "long")),
-    "Dyck: AUC": DISTANCE | dict(task="dyck", asked=("auc", "long"), better="more"),
+def strided_ratio(run, times):
+    """
+    Strided perplexity in windows of so many times the training length, divided by that in windows
+    of the training length: less than 1 is what farther context is worth, more what it costs.
+    """
+    return over("strided", times * run["block_size"], run["block_size"], run)
+
+
+def percent_right(run, times, split, metric):
+    """A score, in %, of no split the lowest of all; of an error, how many are without it."""
+    by_split = run["scores"].get(str(times * run["block_size"]), {})
+    rates = [by_split[name][metric]["value"] for name in by_split if split in ("", name)]
+    return min((100 * (1 - y if metric.endswith("error") else y) for y in rates), default=None)
+
+
+def beyond(run, metric, split):
+    """The mean, beyond the training length, of what is known by position."""
+    T = run["block_size"]
+    by_position = run.get(metric, {}).get(str(T), {}).get(split, [])
+    values = [y for y in by_position[T:] if y is not None]
+    return statistics.mean(values) if values else None
+
+
+def column(task, read, *asked, form=".1f", better="more", least=10, logarithmic=False):
+    """
+    A number of a task's runs. In the figure colours span its worst to its best, and `least` at
+    least.
+    """
+    return dict(task=task, read=lambda run: read(run, *asked), form=form, better=better,
+                least=least, logarithmic=logarithmic)
+
+
+text = partial(column, "text", form=".2f", better="less", least=0.1, logarithmic=True)
+distance = partial(column, form=".3f", better="less", least=0.05)
+
+COLUMNS = {  # "what the task is called: what the number is"
+    "text: perplexity": text(perplexity, 1),
+    "text: at 16 x": text(perplexity, 16),
+    "text: strided, 16 x / 1 x": text(strided_ratio, 16),
+    "flip-flop: iid": column("flipflop", percent_right, 1, "iid", "exact_match"),
+    "flip-flop: sparse": column("flipflop", percent_right, 1, "sparse", "exact_match"),
+    "flip-flop: dense": column("flipflop", percent_right, 1, "dense", "exact_match"),
+    "flip-flop: worst, 16 x": column("flipflop", percent_right, 16, "", "exact_match"),
+    "copy: iid": column("selective_copy", percent_right, 1, "iid", "sequence_error"),
+    "copy: sparse": column("selective_copy", percent_right, 1, "sparse", "sequence_error"),
+    "counting: iid": column("counting", percent_right, 1, "iid", "answer_error"),
+    "counting: passes, more": column("counting", percent_right, 1, "pass100", "answer_error"),
+    "counting: passes, fewer": column("counting", percent_right, 1, "pass10", "answer_error"),
+    "recall: iid": column("recall", percent_right, 1, "iid", "accuracy"),
+    "recall: at 16 x": column("recall", percent_right, 16, "iid", "accuracy"),
+    "set complement: TVD": distance("set_complement", beyond, "tvd", "full"),
+    "Dyck: TVD": distance("dyck", beyond, "tvd", "long"),
+    "Dyck: AUC": distance("dyck", beyond, "auc", "long", better="more"),
 }
 
 ROWS = rows(1, "nope", "learned", "rope", "alibi", "kerple", "relative", "cable", "cope", "tra",
-            "fox", "diff", "stick", "path", "path_fox", "ssmax")
+            "fox", "diff", "stick", "path", "ssmax")
 ROWS |= {"peri": Row("--model perinorm --norm peri --pe rope")} | repaired(1, "window", "yarn")
 # every task but text has two layers
 ROWS |= {"rope_nope": Row("--model rope_nope --nope_every 2")}
@@ -65,7 +102,7 @@ TASKS = dict(
 RECALL = {label: row._replace(seeds=3) for label, row in ROWS.items() if label != "learned"}
 RECALL |= rows(3, "ssmax_ln")
 RATES = {f"{name}, {rate}": Row(f"--model {name} --learning_rate {rate}", 3)
-         for name in ("fox", "stick", "path_fox", "kerple", "tra") for rate in ("1e-3", "1e-2")}
+         for name in ("fox", "stick", "kerple", "tra") for rate in ("1e-3", "1e-2")}
 SCALED = {f"{name}, scaled": Row(f"--model {name}_qk_scale", 3)
           for name in ("nope", "cable", "alibi", "tra")}
 OPEN = {f"{name} open, {rate}": Row(f"--model {name} --gate_bias 4 --learning_rate {rate}", 3)
@@ -84,11 +121,11 @@ def four_times(steps):
 
 
 def trained_on():
-    table = {row: Row(f"--model {row} {LONGER}", 3, first=row)
+    table = {row: Row(f"--model {row} {LONGER}", 3, begins_with=row)
              for row in ("cable", "alibi", "rope")}
     for repair in ("pi", "yarn"):
         table[f"rope, {repair}"] = Row(
-            f"--model rope --repair {repair} --original_length 64 {LONGER}", 3, first="rope")
+            f"--model rope --repair {repair} --original_length 64 {LONGER}", 3, begins_with="rope")
     return table
 
 
@@ -104,13 +141,13 @@ ENTRIES = {
     # QK-norm bounds the logits, and so how sharp attention can be among many keys
     "recall_no_qk_norm": dict(
         title="Recall without QK-norm. Right answers (%), trained on 64 tokens",
-        columns=[("64", "iid", "accuracy")], beside="lm",
+        columns=[("64", "iid", "accuracy")], plotted_against="lm",
         cpu=task("recall", PLAIN, FAR, 500) | dict(
             rows=RECALL | MIXED | four_times(500) | RATES | OPEN | repaired(3, *REPAIRS))),
     "recall_trained_on": dict(
         title="Recall, trained on at a greater length: 100 steps in strings of 256 tokens after "
               "500 in strings of 64. Right answers (%)",
-        columns=[("256", "iid", "accuracy")], first="recall_no_qk_norm",
+        columns=[("256", "iid", "accuracy")], begins_with="recall_no_qk_norm",
         cpu=task("recall", PLAIN, FAR, 100) | dict(rows=trained_on())),
     "flipflop_rope": dict(
         title="Flip-flop by RoPE: as it is, repaired at test time, mixed with a layer without "
