@@ -116,12 +116,12 @@ def grouped(runs):
     return groups
 
 
-def by_row(runs, columns, key=None, more=()):
+def by_row(runs, columns, key=None, more=(), heads=("model", "seeds")):
     """A row for each label, sorted by key, if there is one, then more rows."""
     rows = [[label, len(same), *(cell(same) for _, cell in columns)]
             for label, same in grouped(runs).items()]
     rows = sorted(rows, key=key) if key else rows
-    return markdown(["model", "seeds", *(head for head, _ in columns)], [*rows, *more])
+    return markdown([*heads, *(head for head, _ in columns)], [*rows, *more])
 
 
 def number(read, form, runs):
@@ -406,9 +406,7 @@ def search_tables(metric, panels, theorem=None):
     for panel in panels:
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
-        trials = {scheme: found["trials"] for scheme, found in panel["schemes"].items()}
-        rows = [scheme_cells(scheme, trials, metric, references) for scheme in trials]
-        texts.append((f"{name}, {where}:", markdown(rows[0], [row.values() for row in rows])))
+        texts.append((f"{name}, {where}:", panel_table(metric, panel["schemes"], references)))
     if theorem:
         texts.append(theorem_table(theorem))
     said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
@@ -418,31 +416,40 @@ def search_tables(metric, panels, theorem=None):
     return [*texts, (said, "")]
 
 
-def scheme_cells(name, trials, metric, references):
-    """{heading: cell} of one scheme; trials of every one."""
-    mine = trials[name]
-    averages = list(mine[0][metric])[1:]  # after the last weights, raw
-    cells = dict(scheme=name, trials=len(mine))
-    cells["diverged"] = sum(not trial["finite"] for trial in mine)
+def panel_table(metric, schemes, references):
+    trials = {scheme: found["trials"] for scheme, found in schemes.items()}
+    runs = [trial | dict(label=scheme) for scheme in trials for trial in trials[scheme]]
+    averages = list(runs[0][metric])[1:]  # after the last weights, raw
+    columns = [("diverged", lambda mine: sum(not trial["finite"] for trial in mine))]
     for weights in ("raw", *averages):
-        values = [trial[metric][weights]["test"] for trial in mine]
-        values = [y for y in values if y is not None]
-        best = best_trial(mine, metric, weights)
         of = "" if weights == "raw" else f", {weights.upper()}"
-        cells[f"median{of}"] = f"{statistics.median(values):.4f}" if values else "-"
-        cells[f"best{of}"] = "-" if best is None else f"{best['test']:.4f}"
+        columns.append((f"median{of}", partial(median_of, metric, weights)))
+        columns.append((f"best{of}", partial(best_of, metric, weights)))
     for other in references:
-        cell = sign_cell(mine, trials[other], metric)
-        cells[f"better than {other}"] = "-" if other == name else cell
-    for weights in averages:
-        if "ema" in averages:
-            cell = sign_cell(mine, mine, metric, weights)
-            cells[f"{weights.upper()} better than without"] = cell
+        columns.append((f"better than {other}", partial(sign_cell, metric, trials[other], other)))
+    for weights in averages if "ema" in averages else ():
+        columns.append((f"{weights.upper()} better than without",
+                        partial(sign_cell, metric, None, "", weights=weights)))
     if metric == "tvd":  # a distance: how many times smaller?
-        ours, theirs = (best_trial(trials[s], "tvd", "raw") for s in (name, references[0]))
-        cells[f"best / {references[0]}'s best"] = (
-            f"{ours['test'] / theirs['test']:.2f}" if ours and theirs else "-")
-    return cells
+        first = best_trial(trials[references[0]], metric, "raw")
+        columns.append((f"best / {references[0]}'s best", partial(best_over, metric, first)))
+    return by_row(runs, columns, heads=("scheme", "trials"))
+
+
+def median_of(metric, weights, trials):
+    values = [trial[metric][weights]["test"] for trial in trials]
+    values = [y for y in values if y is not None]
+    return f"{statistics.median(values):.4f}" if values else "-"
+
+
+def best_of(metric, weights, trials):
+    best = best_trial(trials, metric, weights)
+    return f"{best['test']:.4f}" if best else "-"
+
+
+def best_over(metric, other, trials):
+    best = best_trial(trials, metric, "raw")
+    return f"{best['test'] / other['test']:.2f}" if best and other else "-"
 
 
 def best_trial(trials, metric, weights):
@@ -464,10 +471,12 @@ def sign_test(pairs):
     return wins, n, min(1.0, 2 * tail / 2**n)
 
 
-def sign_cell(trials, reference, metric, weights="raw"):
-    """Wins over another scheme's raw weights and their p, by the test number: trial by trial."""
+def sign_cell(metric, reference, name, trials, weights="raw"):
+    """Wins over a reference's raw weights (by default its own) and their p, trial by trial."""
+    if trials[0]["label"] == name:
+        return "-"
     pairs = []
-    for ours, theirs in zip(trials, reference):
+    for ours, theirs in zip(trials, reference or trials):
         pairs.append((ours[metric][weights]["test"], theirs[metric]["raw"]["test"]))
     if metric != "tvd":  # more is better
         pairs = [(b, a) for a, b in pairs]
