@@ -28,7 +28,7 @@ from typing import NamedTuple
 import experiments
 from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_json
 from common.flags import Parser
-from experiments import Row, added_folder, find, pages, read_run, runs_folder, slug, tables
+from experiments import Row, find, pages, slug, tables
 
 TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
 RUNNING = set()   # processes
@@ -49,69 +49,64 @@ class Job(NamedTuple):
         return f"{self.task} {self.path.stem}".strip()
 
     def is_made(self):
-        result = read_run(self.path)
+        result = tables.read_run(self.path)
         return result is not None and set(self.schemes) <= result.get("schemes", {}).keys()
 
 
 # -----------------------------------------------------------------------------
 # which runs a table has
 
-def plan(name, scale, labels=(), seeds=0, text=("", "")):
+def plan(table, labels=(), seeds=0, text=("", "")):
     """
-    -> [Job] of an entry's rows, or of these, there or not, each with so many seeds (0: its own).
-    text is what --data names, and its sha256. A row that the entry lacks is a model's name.
+    -> [Job] of a table's rows, or of these, there or not, each with so many seeds (0: its own).
+    text is what --data names, and its sha256. A row that the table lacks is a model's name.
     """
-    entry, part = find(name, scale)
-    if "panels" in part:
-        return plan_search(name, scale)
-    table, jobs = with_rows(name, part["rows"], labels), []
-    for task, own in part.get("tasks", {"": part}).items():
+    if "panels" in table.part:
+        return plan_search(table)
+    rows, jobs = with_rows(table, labels), []
+    for task, own in table.part.get("tasks", {"": table.part}).items():
         flags = own["train"].replace(FOLDER, shlex.quote(text[0]))
-        for label in [label for label in table if label in labels or not labels]:
-            row, trained = table[label], table[table[label].weights_of or label]
-            into, runs = trainings_folder(name, scale), runs_folder(name, scale)
-            if label not in part["rows"]:
-                into, runs = into / "added", added_folder(name, scale) / "runs"
+        for label in [label for label in rows if label in labels or not labels]:
+            row, trained = rows[label], rows[rows[label].weights_of or label]
+            into, runs = table.trainings, table.runs
+            if label not in table.part["rows"]:
+                into, runs = table.added, ROOT / table.added / "runs"
             for seed in range(1337, 1337 + (seeds or row.seeds)):
-                before = begins_with(entry, scale, trained, seed)
+                before = begins_with(table, trained, seed)
                 own_training = training(into / task / text[1][:8], flags, trained.train, seed)
                 out, words = own_training
                 for first, _ in before:
                     words += ["--init_from", str(first)]
                 score = ["python", "eval.py", str(out), *own["eval"].split(), *row.eval.split(),
-                         "--out", str(out / f"{name}-{slug(label)}")]
+                         "--out", str(out / f"{table.name}-{slug(label)}")]
                 path = runs / task / f"{slug(label)}-{seed}.json"
                 jobs.append(Job(path, label, task, [*before, own_training], once(score)))
     return jobs
 
 
-def with_rows(name, table, labels):
+def with_rows(table, labels):
     """A table's rows, and one for each model that it lacks."""
-    for label in [label for label in labels if label not in table]:
+    rows = table.part["rows"]
+    for label in [label for label in labels if label not in rows]:
         from common.names import models  # and torch, which the list does without
         if label not in models().keys() | models().why_not.keys():
-            fail(f"{name} has no row {label!r}, nor is it a model: "
-                 f"{nearest(label, [*table, *models()])}")
+            fail(f"{table.name} has no row {label!r}, nor is it a model: "
+                 f"{nearest(label, [*rows, *models()])}")
         flags = f"--model {label}"
         for field, value in models()[label][1].items():  # before what the table asks of all
             switch = f"--{field}" if value else f"--no-{field}"
             flags += " " + (switch if isinstance(value, bool) else f"--{field} {value}")
-        table = table | {label: Row(flags)}
-    return table
+        rows = rows | {label: Row(flags)}
+    return rows
 
 
-def begins_with(entry, scale, trained, seed):
+def begins_with(table, trained, seed):
     """-> [the training of another entry that a row goes on from], or []."""
-    if "begins_with" not in entry:
+    if "begins_with" not in table.entry:
         return []
-    _, part = find(entry["begins_with"], scale)
-    row = part["rows"].get(trained.begins_with, trained)
-    folder = trainings_folder(entry["begins_with"], scale)
-    return [training(folder, part["train"], row.train, seed)]
-
-
-def trainings_folder(name, scale):
-    return Path("out") / f"{find(name, scale)[0].get('trained_in', name)}.{scale}"
+    earlier = find(table.entry["begins_with"], table.scale)
+    row = earlier.part["rows"].get(trained.begins_with, trained)
+    return [training(earlier.trainings, earlier.part["train"], row.train, seed)]
 
 
 def training(folder, flags, own, seed):
@@ -131,30 +126,30 @@ def once(words):
     return [word for part in flags.values() for word in part]
 
 
-def plan_search(name, scale):
+def plan_search(table):
     """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
-    entry, part = find(name, scale)
-    jobs = []
-    for panel in [*part["panels"], *(["theorem"] if "theorem" in entry else [])]:
-        path = runs_folder(name, scale) / f"{slug(panel)}.json"
-        words = ["python", "-m", "experiments.search", name, "--panel", panel, "--scale", scale,
-                 "--out", str(path.relative_to(ROOT))]
-        schemes = entry["schemes"] if panel in part["panels"] else ()
-        jobs.append(Job(path, panel, "", [], words, schemes))
+    jobs, panels = [], table.part["panels"]
+    for panel in [*panels, *(["theorem"] if "theorem" in table.entry else [])]:
+        path = table.runs / f"{slug(panel)}.json"
+        words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
+                 table.scale, "--out", str(path.relative_to(ROOT))]
+        jobs.append(Job(path, panel, "", [], words, table.entry["schemes"] * (panel in panels)))
     return jobs
 
 
 # -----------------------------------------------------------------------------
 # one text for all runs
 
-def text_of(name, part, data):
+def text_of(table, data):
     """The text that --data names, prepared once: -> where it is, and its sha256."""
-    if (FOLDER in part.get("train", "")) != bool(data):
-        fail(f"--data is not for {name}" if data else f"{name} needs a text: --data FOLDER")
+    flags = table.part.get("train", "")
+    if (FOLDER in flags) != bool(data):
+        fail(f"--data is not for {table.name}" if data else
+             f"{table.name} needs a text: --data FOLDER")
     if not data:
         return "", ""
-    task = task_of(part["train"].replace(FOLDER, shlex.quote(data)))
-    have, asked = task.meta["tokens"], max(map(int, re.findall(r"\d+", part["eval"])))
+    task = task_of(flags.replace(FOLDER, shlex.quote(data)))
+    have, asked = task.meta["tokens"], max(map(int, re.findall(r"\d+", table.part["eval"])))
     print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}", flush=True)
     if have["test"] <= asked:
         fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
@@ -167,14 +162,15 @@ def task_of(flags):
     return make_task(vars(new_settings(shlex.split(flags))))
 
 
-def need_one_text(name, scale, source):
+def need_one_text(table, source):
     """Ends where runs of another text are there: hours later their table would be refused."""
-    _, part = find(name, scale)
-    there = [] if "panels" in part or "tasks" in part else tables.runs_of(name, scale)
+    there = [] if "tasks" in table.part else tables.runs_of(table)
     texts = {run["data"]["sha256"] for run in there if "perplexity" in run}
-    if texts and texts != {source or task_of(part["train"]).source}:
-        fail(f"results/runs/{name}.{scale} is of another text, sha256 {', '.join(texts)}, than "
-             f"yours, {source or task_of(part['train']).source}: move it away, and yours is made")
+    if texts:
+        source = source or task_of(table.part["train"]).source
+    if texts - {source}:
+        fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {', '.join(texts)}, than "
+             f"yours, {source}: move it away, and yours is made")
 
 
 # -----------------------------------------------------------------------------
@@ -288,7 +284,7 @@ def listing():
             entry = experiments.entries()[name]
             print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
             for scale in [scale for scale in experiments.SCALES if scale in entry]:
-                jobs = plan(name, scale)
+                jobs = plan(find(name, scale))
                 there = sum(job.path.exists() for job in jobs)
                 print(f"      --scale {scale:5}  {there} of {len(jobs)} runs are there")
     print("\nMake one with: python reproduce.py NAME --jobs 2")
@@ -301,18 +297,18 @@ def dry_run(jobs, device):
         print("$ " + shlex.join([*job.score, *device]))
 
 
-def show(name, scale, added):
+def show(table, added):
     """The pages, and the table and the figure of what is there; added rows' are in out/."""
     from experiments import figures  # and matplotlib
     pages.fill()
-    texts, folder = tables.tables_of(name, scale, added), ROOT / "results"
+    runs, folder = tables.runs_of(table, added), Path("results")
     if added:
-        folder = added_folder(name, scale)
-        print(f"\nafter an edit of {' or '.join(added)} remove {os.path.relpath(folder)}: what is "
-              "there is used")
-    if texts:
+        folder = table.added
+        print(f"\nafter an edit of {' or '.join(added)} remove {folder}: what is there is used")
+    if runs:
+        texts = tables.tables_of(table, runs)
         print("\n\n".join(part for pair in texts for part in pair if part))
-        figures.draw(name, scale, folder / f"{name}.{scale}", added)
+        figures.draw(table, runs, ROOT / folder / f"{table.name}.{table.scale}", added)
 
 
 def main(argv=None):
@@ -320,25 +316,24 @@ def main(argv=None):
     args = parse(argv)
     if args.entry is None:
         return listing()
-    name, scale = args.entry, args.scale
-    _, part = find(name, scale)
-    if (args.rows or args.seeds) and "rows" not in part:
-        fail(f"--rows and --seeds are not for {name}")
+    table = find(args.entry, args.scale)
+    if (args.rows or args.seeds) and "rows" not in table.part:
+        fail(f"--rows and --seeds are not for {table.name}")
     device = [] if args.device == "auto" else ["--device", args.device]
     if args.dry_run:
-        return dry_run(plan(name, scale, args.rows, args.seeds), device)
-    text = text_of(name, part, args.data)
-    jobs = plan(name, scale, args.rows, args.seeds, text)
+        return dry_run(plan(table, args.rows, args.seeds), device)
+    text = text_of(table, args.data)
+    jobs = plan(table, args.rows, args.seeds, text)
     missing = [job for job in jobs if not job.is_made()]
-    print(f"{name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
-    if any(job.label in part.get("rows", ()) for job in missing):
-        need_one_text(name, scale, text[1])
+    print(f"{table.name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
+    if any(job.label in table.part.get("rows", ()) for job in missing):
+        need_one_text(table, text[1])
     try:
         failed = make_all(missing, args.jobs, device)
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept, and the same command continues", flush=True)
         sys.exit(130)
-    show(name, scale, [label for label in args.rows if label not in part["rows"]])
+    show(table, [label for label in args.rows if label not in table.part["rows"]])
     if failed:
         fail(f"{', '.join(failed)} failed; the rest is kept, and the same command continues")
 

@@ -50,7 +50,6 @@ import functools
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,14 +98,36 @@ def entries():
     return found
 
 
+class Table(NamedTuple):
+    """An entry at one of its scales."""
+    name: str
+    scale: str
+    entry: dict
+    part: dict   # of the entry, what the scale has
+
+    @property
+    def runs(self):
+        """The folder of its runs: that of another entry, where it shows these in another way."""
+        return ROOT / "results" / "runs" / f"{self.entry.get('runs', self.name)}.{self.scale}"
+
+    @property
+    def trainings(self):
+        return Path("out") / f"{self.entry.get('trained_in', self.name)}.{self.scale}"
+
+    @property
+    def added(self):
+        """Where everything is that rows make which the entry lacks."""
+        return Path("out") / f"{self.name}.{self.scale}" / "added"
+
+
 def find(name, scale):
-    """-> an entry and one of its scales. What is not there ends here."""
+    """-> Table. What is not there ends here."""
     if name not in entries():
         fail(f"unknown entry {name!r}: {nearest(name, entries())}")
     entry = entries()[name]
     if scale not in entry:
         fail(f"{name} has no --scale {scale}: {nearest(scale, [s for s in SCALES if s in entry])}")
-    return entry, entry[scale]
+    return Table(name, scale, entry, entry[scale])
 
 
 @functools.cache
@@ -115,29 +136,6 @@ def published():
     return json.loads((PAPERS / "papers.json").read_text(encoding="utf-8"))
 
 
-# -----------------------------------------------------------------------------
-# where runs are
-
 def slug(words):
+    """As a file is called."""
     return re.sub(r"[^\w.]+", "-", words).strip("-")
-
-
-def runs_folder(name, scale):
-    """Where an entry's runs are: those of another entry, where it shows them in another way."""
-    return ROOT / "results" / "runs" / f"{entries()[name].get('runs', name)}.{scale}"
-
-
-def added_folder(name, scale):
-    """Where everything is that rows make which the entry itself lacks."""
-    return ROOT / "out" / f"{name}.{scale}" / "added"
-
-
-def read_run(path):
-    """A run's JSON; None where there is none, or a damaged one, which is said."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        print(f"warning: {path} is damaged; the command of its table makes it anew",
-              file=sys.stderr)

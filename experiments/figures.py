@@ -17,36 +17,32 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from common.files import script, write_figure
-from experiments import REPAIRS, added_folder, find, runs_folder, tables
+from common.files import ROOT, script, write_figure
+from experiments import REPAIRS, find, tables
 from figures import plot
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 
 
 @rc_context(plot.STYLE)
-def draw(name, scale, out, added=()):
-    """The figures of an entry, with rows that were added, as OUT.png and with other endings."""
-    entry, part = find(name, scale)
-    if "panels" in part:
-        panels, hard_coded = tables.panels_of(name, scale)
-        if hard_coded:
-            theorem(panels[0], hard_coded, f"{out}.png")
-        else:
-            trials(entry["metric"], panels, f"{out}.png")
-        return
-    runs = tables.runs_of(name, scale, added)
-    if "tasks" in part:
+def draw(table, runs, out, added=()):
+    """The figures of a table's runs, some of rows that were added: OUT.png, or another ending."""
+    entry = table.entry
+    if "models" in runs[-1]:
+        theorem(*runs, f"{out}.png")
+    elif "panels" in table.part:
+        trials(entry["metric"], runs, f"{out}.png")
+    elif "tasks" in table.part:
         heat_map(runs, entry["columns"], MATRIX, f"{out}.png", added)
     elif "columns" in entry and len(runs[0]["scores"]) > 1:
         columns = columns_by_length(runs, entry["columns"])
         heat_map(runs, columns, SCORES, f"{out}.png", added)
     else:
-        folders = runs_folder(name, scale), added_folder(name, scale) / "runs"
+        folders = table.runs, ROOT / table.added / "runs"
         plotted(entry, runs, [folder for folder in folders if folder.exists()], out)
     if "plotted_against" in entry:
-        survive(runs, tables.runs_of(entry["plotted_against"], scale), entry["columns"][0],
-                f"{out}.survive.png")
+        of_text = tables.runs_of(find(entry["plotted_against"], table.scale))
+        survive(runs, of_text, entry["columns"][0], f"{out}.survive.png")
 
 
 def plotted(entry, runs, folders, out):

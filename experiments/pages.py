@@ -16,7 +16,7 @@ import re
 import sys
 
 from common.files import ROOT, fail, in_one_line, nearest, read_json, write_text
-from experiments import SCALES, entries, find, runs_folder, tables
+from experiments import SCALES, entries, find, tables
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
 
@@ -50,24 +50,24 @@ def filled_block(found, page):
 def of_entry(name):
     """The tables of an entry at all of its scales, or beside the papers' numbers at the first."""
     entry, parts = name.removesuffix("_papers"), []
-    scales = [scale for scale in SCALES if scale in entries()[entry]]
-    for scale in scales:
-        texts = tables.tables_of(entry, scale)
-        if texts:
+    found = [find(entry, scale) for scale in SCALES if scale in entries()[entry]]
+    for table in found:
+        runs = tables.runs_of(table)
+        if runs:
+            texts = tables.tables_of(table, runs)
             if entry != name:
-                texts = [tables.papers_table(entry, scale)]
-            folder, note = runs_folder(entry, scale), find(entry, scale)[1].get("note")
-            runs = filter(None, map(tables.read_run, sorted(folder.rglob("*.json"))))
-            said = where(command_of(entry, scale), runs, f"[runs](runs/{folder.name})", note)
-            head = "At the paper's size:\n\n" if scale == "paper" else ""
+                texts = [tables.papers_table(table.entry["papers"], runs)]
+            said = where(command_of(table), runs, f"[runs](runs/{table.runs.name})",
+                         table.part.get("note"))
+            head = "At the paper's size:\n\n" if table.scale == "paper" else ""
             parts.append(f"{head}{folded(texts)}\n\n{said}\n\n")
-    return "".join(parts) or f"Not run yet: `{command_of(entry, scales[0])}`\n\n"
+    return "".join(parts) or f"Not run yet: `{command_of(found[0])}`\n\n"
 
 
-def command_of(name, scale):
-    """What makes an entry's table."""
-    words = f"python reproduce.py {name}" + (f" --scale {scale}" if scale != "cpu" else "")
-    return words + (" --data FOLDER" if "FOLDER" in entries()[name][scale].get("train", "") else "")
+def command_of(table):
+    words = f"python reproduce.py {table.name}"
+    words += f" --scale {table.scale}" if table.scale != "cpu" else ""
+    return words + (" --data FOLDER" if "FOLDER" in table.part.get("train", "") else "")
 
 
 def folded(texts):
@@ -103,10 +103,10 @@ def not_run():
     """A row for each table beyond the CPU's scale that has no run yet."""
     rows = []
     for name, entry in entries().items():
-        for scale in SCALES[1:]:
-            folder = runs_folder(name, scale)
-            if scale in entry and "runs" not in entry and not any(folder.rglob("*.json")):
-                rows.append([entry["title"].partition(":")[0], f"`{command_of(name, scale)}`"])
+        for scale in [scale for scale in SCALES[1:] if scale in entry and "runs" not in entry]:
+            table = find(name, scale)
+            if not any(table.runs.rglob("*.json")):
+                rows.append([entry["title"].partition(":")[0], f"`{command_of(table)}`"])
     return tables.markdown(["table", "command"], rows)
 
 

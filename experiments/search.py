@@ -31,7 +31,8 @@ from common.files import fail, in_one_line, nearest, write_json
 from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd
-from experiments import find, read_run
+from experiments import find
+from experiments.tables import read_run
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 from scoring import binned
 from scoring.rates import auc
@@ -273,7 +274,7 @@ def main(argv=None):
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     parser.add_argument("--out", required=True, help="a JSON; schemes that it has are left")
     args = parser.parse_args(argv)
-    entry, part = find(args.entry, args.scale)
+    _, _, entry, part = find(args.entry, args.scale)
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem":

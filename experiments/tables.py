@@ -1,31 +1,31 @@
 """
 A table: rows of runs, and columns of (heading, function of a row's runs -> its cell).
 
-    tables_of(name, scale)    an entry's, of the runs that are there: [(caption, table), ...]
-    tables_in(result)         those of one JSON that eval.py or kernels/bench.py wrote
+    runs_of(table)          the runs that are there
+    tables_of(table, runs)  [(caption, Markdown), ...] of them
+    tables_in(result)       the same of one JSON that eval.py or kernels/bench.py wrote
 
 ± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest and
 the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in
 [square] brackets the 95 % interval of its test sequences.
 """
+import json
 import math
 import statistics
+import sys
 from functools import partial
 
-from common.files import fail
-from experiments import added_folder, find, published, read_run, runs_folder, slug
+from common.files import ROOT, fail
+from experiments import published, slug
 
 
-def tables_of(name, scale, added=()):
-    """[(caption, table), ...] of an entry, with rows that were added; [] where nothing is there."""
-    entry, part = find(name, scale)
-    numbers = published().get(entry.get("published", name), {})
-    if "panels" in part:
-        panels, theorem = panels_of(name, scale)
-        return search_tables(entry["metric"], panels, theorem) if panels else []
-    runs = runs_of(name, scale, added)
+def tables_of(table, runs):
+    entry, part = table.entry, table.part
+    numbers = published().get(entry.get("published", table.name), {})
     if not runs:
         return []
+    if "panels" in part:
+        return search_tables(entry["metric"], runs)
     if "losses" in entry:
         return [losses_table(runs)]
     if "tasks" in part:
@@ -48,23 +48,35 @@ def tables_in(result):
 # -----------------------------------------------------------------------------
 # reading: a table is what its folder holds
 
-def runs_of(name, scale, added=()):
+def read_run(path):
+    """A run's JSON; None where there is none, or a damaged one, which is said."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        print(f"warning: {path} is damaged; the command of its table makes it anew",
+              file=sys.stderr)
+
+
+def runs_of(table, added=()):
     """
     The runs that are there, in the order of the entry's rows, then of those added, of tasks and of
-    seeds; each with what its file says of the evaluation.
+    seeds; each with what its file says of the evaluation. Of a random search its panels.
     """
-    _, part = find(name, scale)
-    rows, tasks, runs = [*part["rows"], *added], [*part.get("tasks", [None])], []
-    paths = list(runs_folder(name, scale).rglob("*.json"))
+    if "panels" in table.part:
+        return panels_of(table)
+    rows, tasks, runs = [*table.part["rows"], *added], [*table.part.get("tasks", [None])], []
+    paths = list(table.runs.rglob("*.json"))
     if added:
-        paths += (added_folder(name, scale) / "runs").rglob("*.json")
+        paths += (ROOT / table.added / "runs").rglob("*.json")
     for path in sorted(paths):
         result = read_run(path) or dict(runs=[])
         runs += [result | run for run in result["runs"] if run["label"] in rows]
     runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
                                run["seed"]))
     for task in tasks:
-        runs = of_one_text(runs, task, added, f"results/runs/{name}.{scale}")
+        runs = of_one_text(runs, task, added, table.runs)
     return runs
 
 
@@ -78,23 +90,23 @@ def of_one_text(runs, task, added, folder):
         return runs
     mine = [text for text, labels in texts.items() if labels & set(added)]
     if len(mine) != 1:
-        fail(f"{folder} has runs of several texts, sha256 {', '.join(texts)}: move away all but "
-             "one's")
+        fail(f"{folder.relative_to(ROOT)} has runs of several texts, sha256 {', '.join(texts)}: "
+             "move away all but one's")
     print(f"left out, of another text than {' and '.join(added)}: the other rows"
           + (f" of {task}" if task else ""))
     return [run for run in runs if run.get("task") != task or run["data"].get("sha256") == mine[0]]
 
 
-def panels_of(name, scale):
-    """A random search's panels that are there, and its hard-coded models or None."""
-    entry, part = find(name, scale)
-    folder, shown = runs_folder(name, scale), []
-    for words in part["panels"]:
-        panel = read_run(folder / f"{slug(words)}.json")
-        if panel:
-            there = [scheme for scheme in entry["schemes"] if scheme in panel["schemes"]]
-            shown.append(panel | dict(schemes={s: panel["schemes"][s] for s in there}))
-    return shown, read_run(folder / "theorem.json")
+def panels_of(table):
+    """A random search's panels, with the entry's schemes, and last its hard-coded models."""
+    shown = []
+    for words in [*table.part["panels"], "theorem"]:
+        panel = read_run(table.runs / f"{slug(words)}.json")
+        if panel and "schemes" in panel:
+            there = [scheme for scheme in table.entry["schemes"] if scheme in panel["schemes"]]
+            panel["schemes"] = {scheme: panel["schemes"][scheme] for scheme in there}
+        shown += [panel] if panel else []
+    return shown
 
 
 # -----------------------------------------------------------------------------
@@ -254,12 +266,11 @@ def again_table(runs, _):
             ), by_row(runs, columns)
 
 
-def papers_table(name, scale):
-    """An entry's perplexities at the training length and the longest, beside several papers'."""
-    entry, _ = find(name, scale)
-    runs, columns = runs_of(name, scale), {}
-    for heading, (other, n, words) in entry["papers"].items():
-        numbers = published()[other]
+def papers_table(papers, runs):
+    """Perplexities at the training length and the longest, beside those of several papers."""
+    columns = {}
+    for heading, (entry, n, words) in papers.items():
+        numbers = published()[entry]
         columns[heading] = {row: in_paper(ys[n]) for row, ys in numbers.items() if n < len(ys)}
         columns[heading] |= words
     T, *_, last = sorted({n for run in runs for n in run["lengths"]})
@@ -394,7 +405,7 @@ def missing(values):
 CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 
 
-def search_tables(metric, panels, theorem=None):
+def search_tables(metric, panels):
     """
     A table for each panel: median and best of every scheme, of the last weights and of their
     averages, and in how many of their shared trials it is better than the first, and than the
@@ -404,11 +415,12 @@ def search_tables(metric, panels, theorem=None):
     references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
     name = metric if metric in ("precision", "accuracy") else metric.upper()
     for panel in panels:
+        if "models" in panel:
+            texts.append(theorem_table(panel))
+            continue
         a, b = panel["at"]
         where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
         texts.append((f"{name}, {where}:", panel_table(metric, panel["schemes"], references)))
-    if theorem:
-        texts.append(theorem_table(theorem))
     said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
             "hyper-parameters and initial weights; raw weights; without ties and without trials of "
             "which one has diverged); p by a two-sided sign test, not corrected for the number of "

@@ -40,7 +40,7 @@ def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
     seen = 0
     for folder in (ROOT / "results" / "runs").iterdir():
         name, _, scale = folder.name.rpartition(".")
-        entry, part = find(name, scale)
+        part = find(name, scale).part
         for path in sorted(folder.rglob("*.json")):
             seen += 1
             text = path.read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ SCALES = [(name, scale) for name, entry in experiments.entries().items()
 @pytest.mark.parametrize("name, scale", SCALES)
 def test_every_row_of_a_table_can_be_built(name, scale):
     """Its flags are train.py's, and its model takes them; of its layers four are enough."""
-    jobs = plan(name, scale, text=("stdlib", ""))
+    jobs = plan(find(name, scale), text=("stdlib", ""))
     with torch.device("meta"):
         for job in {(job.label, job.task): job for job in jobs}.values():  # of a row one seed
             config = vars(new_settings(job.trainings[-1][1][2:]))

@@ -128,7 +128,7 @@ def test_every_random_search_is_made_and_put_in_a_table(name, panels, home, here
     monkeypatch.setattr(search, "theorem", functools.partial(search.theorem, 8, 10.0, 4))
     here(**{name: small(name, panels)})
     out, _ = command(home, "reproduce.py", name, "--device", "cpu")
-    for scheme in experiments.find(name, "cpu")[0]["schemes"]:
+    for scheme in experiments.find(name, "cpu").entry["schemes"]:
         assert f"| {scheme} | 2 |" in out
     assert ("largest difference from the formula" in out) == (name == "postnorm_theorem")
     assert ("median, EMA" in out) == (name == "postnorm_bema")
