@@ -28,11 +28,10 @@ from typing import NamedTuple
 import experiments
 from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_json
 from common.flags import Parser
-from experiments import Row, find, pages, slug, tables
+from experiments import FOLDER, Row, find, pages, slug, tables
 
 TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
-RUNNING = set()   # processes
-FOLDER = "FOLDER"  # in an entry's flags: the text that --data names
+RUNNING, STOPPED = set(), threading.Event()  # processes, and whether no more shall begin
 
 
 class Job(NamedTuple):
@@ -56,7 +55,7 @@ class Job(NamedTuple):
 # -----------------------------------------------------------------------------
 # which runs a table has
 
-def plan(table, labels=(), seeds=0, text=("", "")):
+def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
     """
     -> [Job] of a table's rows, or of these, there or not, each with so many seeds (0: its own).
     text is what --data names, and its sha256. A row that the table lacks is a model's name.
@@ -72,15 +71,12 @@ def plan(table, labels=(), seeds=0, text=("", "")):
             if label not in table.part["rows"]:
                 into, runs = table.added, ROOT / table.added / "runs"
             for seed in range(1337, 1337 + (seeds or row.seeds)):
-                before = begins_with(table, trained, seed)
-                own_training = training(into / task / text[1][:8], flags, trained.train, seed)
-                out, words = own_training
-                for first, _ in before:
-                    words += ["--init_from", str(first)]
-                score = ["python", "eval.py", str(out), *own["eval"].split(), *row.eval.split(),
-                         "--out", str(out / f"{table.name}-{slug(label)}")]
+                before = begins_with(table, trained, seed, into)
+                last = training(into / task / text[1][:8], flags, trained.train, seed, before)
+                score = ["python", "eval.py", str(last[0]), *own["eval"].split(),
+                         *row.eval.split(), "--out", str(last[0] / f"{table.name}-{slug(label)}")]
                 path = runs / task / f"{slug(label)}-{seed}.json"
-                jobs.append(Job(path, label, task, [*before, own_training], once(score)))
+                jobs.append(Job(path, label, task, [*before, last], once(score)))
     return jobs
 
 
@@ -91,28 +87,38 @@ def with_rows(table, labels):
         from common.names import models  # and torch, which the list does without
         if label not in models().keys() | models().why_not.keys():
             fail(f"{table.name} has no row {label!r}, nor is it a model: "
-                 f"{nearest(label, [*rows, *models()])}")
+                 f"{nearest(label, rows | models())}")
         flags = f"--model {label}"
-        for field, value in models()[label][1].items():  # before what the table asks of all
+        for field, value in models()[label][1].items():  # this wins over the table's flags
             switch = f"--{field}" if value else f"--no-{field}"
             flags += " " + (switch if isinstance(value, bool) else f"--{field} {value}")
         rows = rows | {label: Row(flags)}
     return rows
 
 
-def begins_with(table, trained, seed):
+def begins_with(table, trained, seed, into):
     """-> [the training of another entry that a row goes on from], or []."""
     if "begins_with" not in table.entry:
         return []
-    earlier = find(table.entry["begins_with"], table.scale)
-    row = earlier.part["rows"].get(trained.begins_with, trained)
-    return [training(earlier.trainings, earlier.part["train"], row.train, seed)]
+    other = find(table.entry["begins_with"], table.scale)
+    row = other.part["rows"].get(trained.begins_with, trained)
+    folder = other.trainings if into == table.trainings else into / "before"
+    return [training(folder, other.part["train"], row.train, seed)]
 
 
-def training(folder, flags, own, seed):
+def training(folder, flags, own, seed, before=()):
     """-> its folder, and the words of train.py: a table's flags, then the row's own, each once."""
     words = ["python", "train.py", *shlex.split(flags), *own.split(), "--seed", str(seed)]
+    for out, _ in before:
+        words += ["--init_from", str(out)]
     return folder / f"{slug(own.replace('--model ', ''))}-{seed}", once(words)
+
+
+def commands_of(job, device):
+    """All that it takes, were nothing there yet."""
+    begin = [[*words, "--out_dir", str(out), "--no-evaluate", *device]
+             for out, words in job.trainings]
+    return [*begin, [*job.score, *device]]
 
 
 def once(words):
@@ -176,21 +182,21 @@ def need_one_text(table, source):
 # -----------------------------------------------------------------------------
 # making them
 
-def make(job, device, env):
+def make(job, device):
     """Trains what is not trained, evaluates, and writes the run's file."""
     from common.checkpoint import load_checkpoint
-    for out, words in job.trainings:
+    *begin, score = commands_of(job, device)
+    for (out, _), words in zip(job.trainings, begin):
         with TRAINING[out]:
             if not (ROOT / out / "ckpt.pt").exists():
-                run(job.name, env, *words, "--out_dir", str(out), "--no-evaluate", *device)
+                run(job.name, *words)
             checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
             if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
-                run(job.name, env, "python", "train.py", "--resume", str(out), "--no-evaluate",
-                    *device)
-    run(job.name, env, *job.score, *device)
+                run(job.name, "python", "train.py", "--resume", str(out), "--no-evaluate", *device)
+    run(job.name, *score)
     if job.trainings:  # a search writes its file itself
-        result = read_json(ROOT / f"{job.score[-1]}.json")
-        result["runs"][0] |= about_training(job, result, checkpoint)
+        result = read_json(ROOT / f"{job.score[-1]}.json")  # its --out
+        result["runs"][0] |= about_training(job, result, checkpoint)  # of its own, the last
         job.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.path, result)
 
@@ -215,16 +221,17 @@ def make_all(jobs, at_once, device):
     Makes jobs, so many at a time -> the names of those that failed. Ctrl-C stops all, as it stops
     train.py: what runs is saved.
     """
-    env, failed = dict(os.environ), []
+    failed = []
     if at_once > 1:
-        env.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
 
     def one(job):
         try:
-            make(job, device, env)
+            make(job, device)
         except (RuntimeError, SystemExit) as e:
             failed.append(job.name)
-            print(f"{job.name} failed: {e}", flush=True)
+            if not STOPPED.is_set():
+                print(f"{job.name} failed: {e}", flush=True)
     with ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(one, job) for job in jobs]
         try:
@@ -232,6 +239,7 @@ def make_all(jobs, at_once, device):
                 future.result()
                 print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
+            STOPPED.set()
             for process in list(RUNNING):
                 process.terminate()  # Windows knows no SIGINT of another process
             pool.shutdown(cancel_futures=True)
@@ -239,10 +247,12 @@ def make_all(jobs, at_once, device):
     return failed
 
 
-def run(name, env, *command):
+def run(name, *command):
     """One command, printed, and its output line by line. Raises RuntimeError if it fails."""
+    if STOPPED.is_set():
+        raise RuntimeError("stopped")
     print("$ " + shlex.join(command), flush=True)
-    process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, env=env, text=True,
+    process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, text=True,
                                encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     RUNNING.add(process)
     for line in process.stdout:
@@ -264,7 +274,8 @@ def parse(argv):
         help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: for a GPU")
     add("--data", default="", metavar="FOLDER", help="of lm_english: its text, a file or folder")
     add("--rows", nargs="+", default=(), help="only these rows, or models that the table lacks")
-    add("--seeds", type=int, default=0, help="how many of every row (default: the entry's)")
+    add("--seeds", type=int, default=0,
+        help="how many of every row (default: the entry's; of a row that it lacks, one)")
     add("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     add("--dry_run", action="store_true", help="print every command; nothing is run or written")
@@ -279,7 +290,7 @@ def parse(argv):
 def listing():
     """Each paper's entries, what they are, and how many of their runs are there."""
     for module in experiments.files():
-        print("\n" + module.__doc__.strip().partition("\n")[0])
+        print("\n" + (module.__doc__ or module.__name__).strip().partition("\n")[0])
         for name in module.ENTRIES:
             entry = experiments.entries()[name]
             print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
@@ -290,17 +301,9 @@ def listing():
     print("\nMake one with: python reproduce.py NAME --jobs 2")
 
 
-def dry_run(jobs, device):
-    for job in jobs:
-        for out, words in job.trainings:
-            print("$ " + shlex.join([*words, "--out_dir", str(out), "--no-evaluate", *device]))
-        print("$ " + shlex.join([*job.score, *device]))
-
-
 def show(table, added):
-    """The pages, and the table and the figure of what is there; added rows' are in out/."""
+    """The table and the figure of what is there, and the pages; added rows' are in out/."""
     from experiments import figures  # and matplotlib
-    pages.fill()
     runs, folder = tables.runs_of(table, added), Path("results")
     if added:
         folder = table.added
@@ -309,6 +312,7 @@ def show(table, added):
         texts = tables.tables_of(table, runs)
         print("\n\n".join(part for pair in texts for part in pair if part))
         figures.draw(table, runs, ROOT / folder / f"{table.name}.{table.scale}", added)
+    pages.fill()
 
 
 def main(argv=None):
@@ -321,7 +325,10 @@ def main(argv=None):
         fail(f"--rows and --seeds are not for {table.name}")
     device = [] if args.device == "auto" else ["--device", args.device]
     if args.dry_run:
-        return dry_run(plan(table, args.rows, args.seeds), device)
+        jobs = plan(table, args.rows, args.seeds, (args.data or FOLDER, ""))
+        print("\n".join("$ " + shlex.join(words) for job in jobs
+                        for words in commands_of(job, device)))
+        return
     text = text_of(table, args.data)
     jobs = plan(table, args.rows, args.seeds, text)
     missing = [job for job in jobs if not job.is_made()]

@@ -17,14 +17,18 @@ A table of your own is a file in papers/, or an entry in one:
                                      eval="--sequences 500", rows=rows(3, "fox", "mine") | {
                                          "slower": Row("--model mine --learning_rate 1e-3")}))}
 
-Then `python reproduce.py mine` makes it. Its runs are in results/runs/mine.cpu, and a page in
-results/ shows it where it has the lines <!-- table mine --> and <!-- /table -->.
+The file's docstring heads it in the list. `python reproduce.py mine` makes it: its runs are in
+results/runs/mine.cpu, its trainings in out/mine.cpu, its picture is results/mine.cpu.png. A page
+in results/ shows it where it has the lines <!-- table mine --> and <!-- /table -->. After an edit
+of its flags remove the runs and the trainings that these change: what is there is used.
 
 An entry has
 
     title       what the paper calls it, and in which unit
-    columns     [(heading, split, metric)] of a task's table, in the order of the paper's numbers,
-                all in %; without it the table is perplexity by window length
+    columns     [(heading, split, metric)] of a task's table, all in %, in the order of the paper's
+                numbers: splits and metrics are those that eval.py prints, and every further
+                length has a column, too; without it the table is perplexity by window length.
+                A matrix has {heading: column} (papers/matrix.py)
     cpu, gpu, paper
                 its scales: minutes a run on two CPU cores, on one GPU, and the paper's own size
 
@@ -57,6 +61,7 @@ from common.files import ROOT, fail, nearest
 
 PAPERS = Path(__file__).parent / "papers"
 SCALES = "cpu", "gpu", "paper"
+FOLDER = "FOLDER"  # in flags: the text that --data names
 REPAIRS = "pi", "ntk", "yarn", "rerope", "selfextend", "window", "sinks", "log_n"  # of RoPE
 
 
@@ -91,6 +96,8 @@ def entries():
     """{name: entry} of all files."""
     found = {}
     for module in files():
+        for name in found.keys() & module.ENTRIES.keys():
+            fail(f"{module.__name__} has an entry {name!r}, and so has another file: rename yours")
         found |= module.ENTRIES
     for name, entry in found.items():
         shown = found.get(entry.get("runs"), {})

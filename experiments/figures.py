@@ -42,7 +42,8 @@ def draw(table, runs, out, added=()):
         plotted(entry, runs, [folder for folder in folders if folder.exists()], out)
     if "plotted_against" in entry:
         of_text = tables.runs_of(find(entry["plotted_against"], table.scale))
-        survive(runs, of_text, entry["columns"][0], f"{out}.survive.png")
+        if of_text:
+            survive(runs, of_text, entry["columns"][0], f"{out}.survive.png")
 
 
 def plotted(entry, runs, folders, out):
@@ -51,9 +52,8 @@ def plotted(entry, runs, folders, out):
     words = [*map(os.path.relpath, folders), "--rows", *rows]
     if "columns" in entry:
         words += ["--metric", entry["columns"][0][2]]
-    kind = "ndcg" if "search" in runs[0] else "scores" if "columns" in entry else "lengths"
-    if "losses" in entry:
-        kind = "curves"
+    kind = ("curves" if "losses" in entry else "scores" if "columns" in entry
+            else "ndcg" if "search" in runs[0] else "lengths")
     script("figures.plot", kind, *words, "--out", f"{out}.png")
     if "steps" in entry:
         script("figures.plot", "errors", *words, "--out", f"{out}.steps.png")
@@ -179,7 +179,8 @@ def survive(runs, of_text, column, out):
             xs.setdefault(run["label"], []).append(ratio)
     _, split, metric = column
     for run in runs:
-        first, *_, last = (100 * by[split][metric]["value"] for by in run["scores"].values())
+        first, *_, last = (by.get(split) for by in run["scores"].values())
+        first, last = (100 * score[metric]["value"] if score else 0 for score in (first, last))
         if first > 80:  # %; else it cannot show what it has forgotten
             ys.setdefault(run["label"], []).append(last)
     fig, axes = plot.panels(1, 7, 5)

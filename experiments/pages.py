@@ -4,19 +4,19 @@ The pages of results/ are written by hand, but for their tables: a block
     <!-- table NAME -->
     <!-- /table -->
 
-is filled by reproduce.py NAME, and every block of every page by
+is filled by reproduce.py and by
 
     python -m experiments.pages
 
-NAME is an entry, with all of its scales that have runs, NAME_papers the same beside the papers'
-numbers, a JSON file in results/ without its ending, or not_run. The first table of a block is open,
+NAME is an entry, with all of its scales that have runs, a JSON file in results/ without its ending,
+or not_run. The first table of a block is open,
 the others are folded. Below is the command that makes it, where its runs are, and on what they ran.
 """
 import re
 import sys
 
 from common.files import ROOT, fail, in_one_line, nearest, read_json, write_text
-from experiments import SCALES, entries, find, tables
+from experiments import FOLDER, SCALES, entries, find, tables
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
 
@@ -36,7 +36,7 @@ def filled_block(found, page):
     file = ROOT / "results" / f"{name}.json"
     if name == "not_run":
         text = f"\n{not_run()}\n\n"
-    elif name.removesuffix("_papers") in entries():
+    elif name in entries():
         text = "\n" + of_entry(name)
     elif file.exists():
         result = read_json(file)
@@ -48,15 +48,12 @@ def filled_block(found, page):
 
 
 def of_entry(name):
-    """The tables of an entry at all of its scales, or beside the papers' numbers at the first."""
-    entry, parts = name.removesuffix("_papers"), []
-    found = [find(entry, scale) for scale in SCALES if scale in entries()[entry]]
+    """The tables of an entry at all of its scales."""
+    parts, found = [], [find(name, scale) for scale in SCALES if scale in entries()[name]]
     for table in found:
         runs = tables.runs_of(table)
         if runs:
             texts = tables.tables_of(table, runs)
-            if entry != name:
-                texts = [tables.papers_table(table.entry["papers"], runs)]
             said = where(command_of(table), runs, f"[runs](runs/{table.runs.name})",
                          table.part.get("note"))
             head = "At the paper's size:\n\n" if table.scale == "paper" else ""
@@ -67,7 +64,7 @@ def of_entry(name):
 def command_of(table):
     words = f"python reproduce.py {table.name}"
     words += f" --scale {table.scale}" if table.scale != "cpu" else ""
-    return words + (" --data FOLDER" if "FOLDER" in table.part.get("train", "") else "")
+    return words + (f" --data {FOLDER}" if FOLDER in table.part.get("train", "") else "")
 
 
 def folded(texts):

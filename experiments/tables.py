@@ -15,7 +15,7 @@ import statistics
 import sys
 from functools import partial
 
-from common.files import ROOT, fail
+from common.files import ROOT, fail, nearest
 from experiments import published, slug
 
 
@@ -30,11 +30,12 @@ def tables_of(table, runs):
         return [losses_table(runs)]
     if "tasks" in part:
         return [matrix_table(entry["columns"], runs)]
-    if "columns" in entry:
-        return [task_table(entry["columns"], runs, numbers)]
+    if "scores" in runs[0]:
+        return [task_table(entry.get("columns", ()), runs, numbers)]
     if "search" in runs[0]:
         return retrieval_tables(runs, numbers)
-    return text_tables(runs, numbers, part.get("published_at", ()))
+    texts = text_tables(runs, numbers, part.get("published_at", ()))
+    return texts + ([papers_table(entry["papers"], runs)] if "papers" in entry else [])
 
 
 def tables_in(result):
@@ -75,26 +76,22 @@ def runs_of(table, added=()):
         runs += [result | run for run in result["runs"] if run["label"] in rows]
     runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
                                run["seed"]))
-    for task in tasks:
-        runs = of_one_text(runs, task, added, table.runs)
-    return runs
+    return of_one_text(runs, added, table.runs)
 
 
-def of_one_text(runs, task, added, folder):
-    """Those of a task that are of one text; of several the added rows' counts, else none does."""
+def of_one_text(runs, added, folder):
+    """All of one text, and those of no text; of several texts the added rows' counts, or none."""
     texts = {}
-    for run in runs:
-        if run.get("task") == task:
-            texts.setdefault(run["data"].get("sha256"), set()).add(run["label"])
+    for run in [run for run in runs if "sha256" in run["data"]]:
+        texts.setdefault(run["data"]["sha256"], set()).add(run["label"])
+    mine = [text for text, labels in texts.items() if labels & set(added)]
     if len(texts) < 2:
         return runs
-    mine = [text for text, labels in texts.items() if labels & set(added)]
     if len(mine) != 1:
         fail(f"{folder.relative_to(ROOT)} has runs of several texts, sha256 {', '.join(texts)}: "
              "move away all but one's")
-    print(f"left out, of another text than {' and '.join(added)}: the other rows"
-          + (f" of {task}" if task else ""))
-    return [run for run in runs if run.get("task") != task or run["data"].get("sha256") == mine[0]]
+    print(f"the other rows are of another text than {' and '.join(added)}, and left out there")
+    return [run for run in runs if run["data"].get("sha256") in (None, mine[0])]
 
 
 def panels_of(table):
@@ -141,7 +138,7 @@ def number(read, form, runs):
     return spread([y for y in map(read, runs) if y is not None], form)
 
 
-def mean(read, form, runs):
+def mean_of(read, form, runs):
     return number(read, form, runs).partition(" ± ")[0]
 
 
@@ -161,12 +158,12 @@ def percent(rates):
     if not rates:
         return "-"
 
-    def number(y):
+    def shown(y):
         return f"{100 * y:.0f}" if y in (0, 1) else f"{100 * y:.2f}"
     values = [rate["value"] for rate in rates]
-    low, mean, high = map(number, (min(values), statistics.mean(values), max(values)))
+    low, mean, high = map(shown, (min(values), statistics.mean(values), max(values)))
     if len(rates) == 1:
-        return f"{mean} [{number(rates[0]['low'])}, {number(rates[0]['high'])}]"
+        return f"{mean} [{shown(rates[0]['low'])}, {shown(rates[0]['high'])}]"
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
@@ -188,8 +185,9 @@ def in_paper(number, form=".2f"):
 
 def at(measure, n, run):
     """In windows of n tokens: None where they were not read, NaN where JSON has null."""
-    value = run.get(measure, {}).get(str(n), "not read")
-    return None if value == "not read" else math.nan if value is None else value
+    values = run.get(measure, {})
+    if str(n) in values:
+        return math.nan if values[str(n)] is None else values[str(n)]
 
 
 def over(measure, last, first, run):
@@ -203,7 +201,7 @@ def by_length(measure, lengths, form=".3f"):
 
 
 def quotient(measure, last, first):
-    return f"{last:,} / {first:,}", partial(mean, partial(over, measure, last, first), ".3f")
+    return f"{last:,} / {first:,}", partial(mean_of, partial(over, measure, last, first), ".3f")
 
 
 def text_tables(runs, numbers, published_at=()):
@@ -279,7 +277,8 @@ def papers_table(papers, runs):
         if any(label in column for column in columns.values()):
             theirs = [column.get(label, "-") for column in columns.values()]
             rows.append([label, *(cell(same) for _, cell in asked), *theirs])
-    return "", markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *columns], rows)
+    return ("Our rows beside the papers' numbers: other models, trained on other texts.",
+            markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *columns], rows))
 
 
 def losses_table(runs):
@@ -353,8 +352,14 @@ def paired_table(runs, heads):
 def task_table(columns, runs, numbers):
     """Rates in %, beside the paper's."""
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
+    have = [f"{split} {metric}" for split, by in runs[0]["scores"][first].items() for metric in by]
+    if not columns:
+        fail(f"a task's entry needs columns, of {', '.join(have)}")
     heads = []
     for n, (name, split, metric) in enumerate(columns):
+        if f"{split} {metric}" not in have:
+            asked = f"{split} {metric}"
+            fail(f"column {name!r}: there is no {asked}: {nearest(asked, have)}")
         heads.append((name, partial(rate, first, split, metric)))
         if numbers:
             heads.append(("paper", partial(of_paper, numbers, n, form="g")))

@@ -397,7 +397,7 @@ class Inline(Executor):
         return future
 
 
-def run_here(name, env, *command):
+def run_here(name, *command):
     """reproduce.run in this process."""
     print("$ " + shlex.join(command))
     words, out = [word for word in command[1:] if word != "-m"], written()
