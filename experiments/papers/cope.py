@@ -42,20 +42,20 @@ def size(C, layers=4, heads=4):
 
 
 def sizes(models, share=1, slow="", seeds=1):
-    """Table 7's C/layers/heads, C times a share of the paper's; three seeds of the largest."""
+    """Table 7's C/layers/heads; C is divided by `share` here. So many seeds of the largest."""
     table = {}
     for model, C, layers, heads in product(models, (256, 128), (4, 2), (4, 2)):
         flags = f"--model {model} {size(C // share, layers, heads)}"
         largest = (C, layers, heads) == (256, 4, 4)
-        more = f" {slow}" if slow and model != "cope" else ""
-        table[f"{model} {C}/{layers}/{heads}"] = Row(flags + more, seeds if largest else 1)
+        if slow and model != "cope":
+            flags += f" {slow}"
+        table[f"{model} {C}/{layers}/{heads}"] = Row(flags, seeds if largest else 1)
     return table
 
 
 def counts(C, slow="", seeds=1):
     """Table 7's other ways to use the count, and learned positions with hard attention."""
-    hard = " ".join(filter(None, ["--model learned_hard", size(C), slow]))
-    table = {"learned, hard attention": Row(hard),
+    table = {"learned, hard attention": Row(f"--model learned_hard {size(C)} {slow}".strip()),
              "cope_mlp": Row(f"--model cope_mlp {size(C)}"),
              "cope_mlp, first layer": Row(f"--model cope_mlp_first {size(C)}")}
     alibi = f"--model cope_alibi {size(C)}"
@@ -73,10 +73,10 @@ def counting(models, variables):
     return table
 
 
-def programs(*counts):
+def programs(*numbers):
     """With so many training programs."""
     table = {}
-    for model, n in product(("cope", "relative"), counts):
+    for model, n in product(("cope", "relative"), numbers):
         table[f"{model}, {n:,} programs"] = Row(f"--model {model} --vars 1 --n_train {n}", 3)
     return table
 

@@ -7,23 +7,24 @@ these has an entry of its own.
 """
 from experiments import REPAIRS, Row, repaired, rows
 
-# the learning rate of each family: of three, the one of lm_rates' lowest perplexity
+# of three learning rates the one of lm_rates' lowest perplexity, for a method of each family
 RATES = ("2e-3", "4e-3", "8e-3")
-PICKED = dict(learned="4e-3", rope="4e-3", alibi="4e-3", cable="4e-3", cope="4e-3", tra="8e-3")
-FAMILIES = dict(
-    learned=("learned", "nope", "sinusoidal", "label"),
-    rope=("rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path"),
-    alibi=("alibi", "t5", "kerple", "fire", "relative"),
-    cable=("cable", "cable_nw", "k_cable", "fox"),
-    cope=("cope", "cope_sep", "cope_relative", "cope_alibi", "stick"),
-    tra=("tra", "tra pre qk-norm"))
-OWN = {"cope": "--P 16", "cope_sep": "--P 16", "cope_relative": "--P 16",
-       "cope_alibi": "--slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's own, as in Table 8
-       "tra": "--norm post --qk_norm", "tra pre qk-norm": "--norm pre --qk_norm",
-       "peri": "--norm peri --pe rope", "rope_nope, no window": "--window 0"}
-NAMES = {"tra pre qk-norm": "tra", "peri": "perinorm",  # of rows that are not their model's
-         "rope_nope, no window": "rope_nope"}
-OPEN = "--gate_bias 4"
+PICKED = "4e-3"  # of learned, rope, alibi, cable and cope
+OF_TRA = "8e-3"
+FAMILIES = "learned", "rope", "alibi", "cable", "cope", "tra"
+METHODS = (
+    "learned", "nope", "sinusoidal", "label",
+    "rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path",
+    "alibi", "t5", "kerple", "fire", "relative",
+    "cable", "cable_nw", "k_cable", "fox",
+    "cope", "cope_sep", "cope_relative", "cope_alibi", "stick",
+    "tra", "tra pre qk-norm")
+POST, PRE = "--norm post --qk_norm", "--norm pre --qk_norm"
+MORE = {  # model and flags of those rows that are more than --model ROW
+    "cope": "cope --P 16", "cope_sep": "cope_sep --P 16", "cope_relative": "cope_relative --P 16",
+    "cope_alibi": "cope_alibi --slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's, as in Table 8
+    "tra": f"tra {POST}", "tra pre qk-norm": f"tra {PRE}", "peri": "perinorm --norm peri --pe rope",
+    "rope_nope, no window": "rope_nope --window 0"}
 THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
                "cope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
@@ -34,23 +35,24 @@ SHORT = f"{TRAIN} --max_iters 375 --eval_interval 75"   # an eighth
 FAR = "--lengths 256 512 1024 2048 4096 --strided"
 
 
-def flags(row, rate, changes=""):
-    words = f"--model {NAMES.get(row, row)} --learning_rate {rate} --min_lr {float(rate) / 10:g}"
-    return " ".join(filter(None, (words, OWN.get(row), changes)))
+def flags(row, rate, *changes):
+    model, *more = MORE.get(row, row).split(" ", 1)
+    words = f"--model {model} --learning_rate {rate} --min_lr {float(rate) / 10:g}"
+    return " ".join([words, *more, *changes])
 
 
 def every():
     """Every method at the rate of its family."""
     table = {}
-    for family, names in FAMILIES.items():
-        for row in names:
-            table[row] = Row(flags(row, PICKED[family]), 3 if row in THREE_SEEDS else 1)
+    for row in METHODS:
+        rate = OF_TRA if row.startswith("tra") else PICKED
+        table[row] = Row(flags(row, rate), 3 if row in THREE_SEEDS else 1)
     for row in ("nope", "label", "learned"):  # whose validation losses fell the most
         longer = "--max_iters 6000 --eval_interval 1200"
-        table[f"{row} x2"] = Row(flags(row, PICKED["learned"], longer))
-    for row, family in dict(cope="cope", relative="alibi", tra="tra").items():
+        table[f"{row} x2"] = Row(flags(row, PICKED, longer))
+    for row, rate in dict(cope=PICKED, relative=PICKED, tra=OF_TRA).items():
         shorter = "--block_size 128 --batch_size 32"
-        table[f"{row}, trained on 128"] = Row(flags(row, PICKED[family], shorter))
+        table[f"{row}, trained on 128"] = Row(flags(row, rate, shorter))
     table["rope_nope, log_n"] = Row(seeds=3, weights_of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
 
@@ -67,20 +69,20 @@ def at_full_length():
         table[label] = Row(words, seeds, eval="--again")
     table["fox, 2e-3"] = Row(flags("fox", "2e-3"), 3)
     for rate in ("2e-3", "4e-3"):
-        add(f"fox open, {rate}", flags("fox", rate, OPEN), 3)
+        add(f"fox open, {rate}", flags("fox", rate, "--gate_bias 4"), 3)
     for row in ("cable", "alibi", "rope"):
         add(f"{row}, 2e-3", flags(row, "2e-3"), 3)
     for repair in ("window", "rerope"):
         table[f"rope, 2e-3, {repair}"] = Row(
             seeds=3, weights_of="rope, 2e-3", eval=f"--set repair={repair} --again")
-    add("tra_kept pre qk-norm, 4e-3", flags("tra_kept", "4e-3", OWN["tra pre qk-norm"]), 3)
+    add("tra_kept pre qk-norm, 4e-3", flags("tra_kept", "4e-3", PRE), 3)
     for row in ("rope_nope", "nope"):
         add(f"{row}, 2e-3", flags(row, "2e-3"))
     add("cable x4, 2e-3", flags("cable", "2e-3", "--max_iters 12000 --eval_interval 2400"))
-    add("tra_qk_scale pre qk-norm, 4e-3", flags("tra_qk_scale", "4e-3", OWN["tra pre qk-norm"]))
+    add("tra_qk_scale pre qk-norm, 4e-3", flags("tra_qk_scale", "4e-3", PRE))
     add("tra pre, 4e-3", flags("tra", "4e-3", "--norm pre --no-qk_norm"))
     for row in ("alibi", "rope", "fox"):
-        add(f"{row} post qk-norm, 4e-3", flags(row, "4e-3", OWN["tra"]))
+        add(f"{row} post qk-norm, 4e-3", flags(row, "4e-3", POST))
     add("rope, base 1,000, 4e-3", flags("rope", "4e-3", "--base 1000"), 3)
     add("rope, a quarter turns, 4e-3", flags("rope", "4e-3", "--rotary_share 0.25"), 3)
     return table

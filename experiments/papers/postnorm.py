@@ -10,16 +10,12 @@ the samples that the others draw, and needs far fewer steps.
 SCHEMES = "pre", "pre_final", "output", "post", "peri", "peri_init"  # those of model_postnorm.py
 
 
-def sets(n, block_size, batch_size, exact=False):
+def set_panels(shapes, batch_size, **exact):
     """Set complement, measured up to n - 1 tokens; the dots are at n / 2."""
-    panel = dict(data="set_complement", n=n, block_size=block_size, batch_size=batch_size,
-                 longest=n - 1, at=[n // 2, n // 2])
-    return panel | (dict(exact=True) if exact else {})
-
-
-def set_panels(shapes, batch_size, exact=False):
     words = ", p* itself" if exact else ""
-    return {f"n = {n}, trained on {T}{words}": sets(n, T, batch_size, exact) for n, T in shapes}
+    return {f"n = {n}, trained on {T}{words}": dict(
+        data="set_complement", n=n, block_size=T, batch_size=batch_size, longest=n - 1,
+        at=[n // 2, n // 2], **exact) for n, T in shapes}
 
 
 def dyck_panels(shapes, batch_size):
