@@ -144,7 +144,7 @@ def plan_search(table):
 
 
 # -----------------------------------------------------------------------------
-# one text for all runs
+# what it needs: a text, the same for all runs, a GPU
 
 def text_of(table, data):
     """The text that --data names, prepared once: -> where it is, and its sha256."""
@@ -160,6 +160,13 @@ def text_of(table, data):
     if have["test"] <= asked:
         fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
     return task.data, task.source
+
+
+def need_gpu(table):
+    import torch
+    if not torch.cuda.is_available():
+        fail(f"{table.name} --scale {table.scale} is for a CUDA GPU, and torch finds none: "
+             "--device cpu makes it here all the same")
 
 
 def task_of(flags):
@@ -333,6 +340,8 @@ def main(argv=None):
     jobs = plan(table, args.rows, args.seeds, text)
     missing = [job for job in jobs if not job.is_made()]
     print(f"{table.name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
+    if missing and table.scale != "cpu" and not device:
+        need_gpu(table)
     if any(job.label in table.part.get("rows", ()) for job in missing):
         need_one_text(table, text[1])
     try:

@@ -125,13 +125,15 @@ def own():
         train=scale["train"].replace("notes", "FOLDER"), eval="--lengths 16 --tokens 64"))
 
 
-def test_a_table_of_a_text_of_yours(home, here):
+def test_a_table_of_a_text_of_yours(home, here, monkeypatch):
     """Its runs hold the text's sha256 and not where it lay, and are mixed with no other text's."""
     here(own=own())
     (home / "results").mkdir()
     (home / "results" / "mine.md").write_text(BLOCK.replace("texts", "own"))
     (home / "notes").rename(home / "my notes")
     words = "reproduce.py", "own", "--scale", "gpu", "--data", "my notes", "--rows", "rope"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "own --scale gpu is for a CUDA GPU, and torch finds none" in complaint(home, *words)
     out, _ = command(home, *words, "--device", "cpu")
     path = home / "results" / "runs" / "own.gpu" / "rope-1337.json"
     text = path.read_text()
