@@ -31,7 +31,8 @@ from common.flags import Parser
 from experiments import FOLDER, Row, find, pages, slug, tables
 
 TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
-RUNNING, STOPPED = set(), threading.Event()  # processes, and whether no more shall begin
+RUNNING, STOPPED = set(), threading.Event()  # processes, and whether no more may begin
+BEGINNING = threading.Lock()
 
 
 class Job(NamedTuple):
@@ -69,7 +70,7 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
             row, trained = rows[label], rows[rows[label].weights_of or label]
             into, runs = table.trainings, table.runs
             if label not in table.part["rows"]:
-                into, runs = table.added, ROOT / table.added / "runs"
+                into, runs = table.added, ROOT / table.added / "runs" / text[1][:8]
             for seed in range(1337, 1337 + (seeds or row.seeds)):
                 before = begins_with(table, trained, seed, into)
                 last = training(into / task / text[1][:8], flags, trained.train, seed, before)
@@ -155,7 +156,8 @@ def text_of(table, data):
     if not data:
         return "", ""
     task = task_of(flags.replace(FOLDER, shlex.quote(data)))
-    have, asked = task.meta["tokens"], max(map(int, re.findall(r"\d+", table.part["eval"])))
+    have = task.meta["tokens"]
+    asked = max(map(int, re.findall(r"\d+", table.part["eval"])), default=0)
     print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}", flush=True)
     if have["test"] <= asked:
         fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
@@ -177,13 +179,15 @@ def task_of(flags):
 
 def need_one_text(table, source):
     """Ends where runs of another text are there: hours later their table would be refused."""
-    there = [] if "tasks" in table.part else tables.runs_of(table)
-    texts = {run["data"]["sha256"] for run in there if "perplexity" in run}
-    if texts:
-        source = source or task_of(table.part["train"]).source
-    if texts - {source}:
-        fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {', '.join(texts)}, than "
-             f"yours, {source}: move it away, and yours is made")
+    there = tables.runs_of(table)
+    for task, own in table.part.get("tasks", {None: table.part}).items():
+        texts = {run["data"]["sha256"] for run in there
+                 if run.get("task") == task and "sha256" in run["data"]}
+        if texts:
+            source = source or task_of(own["train"]).source
+        if texts - {source}:
+            fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {', '.join(texts)}, "
+                 f"than yours, {source}: move it away, and yours is made")
 
 
 # -----------------------------------------------------------------------------
@@ -198,6 +202,7 @@ def make(job, device):
             if not (ROOT / out / "ckpt.pt").exists():
                 run(job.name, *words)
             checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
+            need_same_flags(out, job.trainings, checkpoint["config"])
             if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
                 run(job.name, "python", "train.py", "--resume", str(out), "--no-evaluate", *device)
     run(job.name, *score)
@@ -206,6 +211,17 @@ def make(job, device):
         result["runs"][0] |= about_training(job, result, checkpoint)  # of its own, the last
         job.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.path, result)
+
+
+def need_same_flags(out, trainings, config):
+    """Ends where a folder has a training of other flags, as it was before an edit of an entry."""
+    from common.settings import RunConfig, new_settings
+    asked = vars(new_settings(dict(trainings)[out][2:]))
+    aside = {"data", "corpus", "vocab_size", *RunConfig.__dataclass_fields__}  # where a text is
+    other = [f"{name} {config[name]} for {asked[name]}" for name in asked.keys() & config.keys()
+             if name not in aside and config[name] != asked[name]]
+    if other:
+        fail(f"{out} was trained with {', '.join(sorted(other))}: remove it, and it is made anew")
 
 
 def about_training(job, result, checkpoint):
@@ -235,20 +251,21 @@ def make_all(jobs, at_once, device):
     def one(job):
         try:
             make(job, device)
-        except (RuntimeError, SystemExit) as e:
+        except (Exception, SystemExit) as e:  # the others go on
             failed.append(job.name)
             if not STOPPED.is_set():
                 print(f"{job.name} failed: {e}", flush=True)
     with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(one, job) for job in jobs]
         try:
+            futures = [pool.submit(one, job) for job in jobs]
             for n, future in enumerate(as_completed(futures), 1):
                 future.result()
                 print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
-            STOPPED.set()
-            for process in list(RUNNING):
-                process.terminate()  # Windows knows no SIGINT of another process
+            with BEGINNING:
+                STOPPED.set()
+                for process in RUNNING:
+                    process.terminate()  # Windows knows no SIGINT of another process
             pool.shutdown(cancel_futures=True)
             raise
     return failed
@@ -256,12 +273,14 @@ def make_all(jobs, at_once, device):
 
 def run(name, *command):
     """One command, printed, and its output line by line. Raises RuntimeError if it fails."""
-    if STOPPED.is_set():
-        raise RuntimeError("stopped")
-    print("$ " + shlex.join(command), flush=True)
-    process = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, text=True,
-                               encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    RUNNING.add(process)
+    with BEGINNING:
+        if STOPPED.is_set():
+            raise RuntimeError("stopped")
+        print("$ " + shlex.join(command), flush=True)
+        process = subprocess.Popen(
+            [sys.executable, *command[1:]], cwd=ROOT, text=True, encoding="utf-8",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        RUNNING.add(process)
     for line in process.stdout:
         print(f"{name}: {line.rstrip()}", flush=True)
     code = process.wait()
@@ -313,6 +332,7 @@ def show(table, added):
     from experiments import figures  # and matplotlib
     runs, folder = tables.runs_of(table, added), Path("results")
     if added:
+        (ROOT / table.added).mkdir(parents=True, exist_ok=True)
         folder = table.added
         print(f"\nafter an edit of {' or '.join(added)} remove {folder}: what is there is used")
     if runs:
@@ -342,7 +362,7 @@ def main(argv=None):
     print(f"{table.name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
     if missing and table.scale != "cpu" and not device:
         need_gpu(table)
-    if any(job.label in table.part.get("rows", ()) for job in missing):
+    if args.data or any(job.label in table.part.get("rows", ()) for job in missing):
         need_one_text(table, text[1])
     try:
         failed = make_all(missing, args.jobs, device)

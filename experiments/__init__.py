@@ -38,7 +38,8 @@ and where it needs them
     steps       True: a second figure, of the scores by step
     begins_with the entry whose runs of the same rows (or Row.begins_with) and seeds the runs go
                 on from
-    trained_in  its folder in out/: entries that name the same one share their trainings
+    trained_in  its folder in out/ (default: its name, or that of `runs`): entries that name the
+                same one share their trainings
     runs        the entry whose runs these are, shown in another way; it has its scales, too
     published   the entry whose numbers of the paper it has
     papers      {heading: (entry, n, words)}: whose n-th numbers stand beside it in a second table
@@ -119,7 +120,8 @@ class Table(NamedTuple):
 
     @property
     def trainings(self):
-        return Path("out") / f"{self.entry.get('trained_in', self.name)}.{self.scale}"
+        name = self.entry.get("trained_in", self.entry.get("runs", self.name))
+        return Path("out") / f"{name}.{self.scale}"
 
     @property
     def added(self):

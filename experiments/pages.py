@@ -18,13 +18,15 @@ import sys
 from common.files import ROOT, fail, in_one_line, nearest, read_json, write_text
 from experiments import FOLDER, SCALES, entries, find, tables
 
-BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.S)
+BLOCK = re.compile(r"(<!-- table (\S+) -->\n)(?:(?!<!-- table ).)*?(<!-- /table -->)", re.S)
 
 
 def fill():
     """Every block of every page, anew."""
     for path in sorted((ROOT / "results").glob("*.md")):
         text = path.read_text(encoding="utf-8")
+        if text.count("\n<!-- table ") > len(BLOCK.findall(text)):
+            fail(f"results/{path.name}: a block has no <!-- /table -->")
         filled = BLOCK.sub(lambda found, page=path.name: filled_block(found, page), text)
         if filled != text:
             write_text(path, filled)

@@ -52,12 +52,14 @@ def tables_in(result):
 def read_run(path):
     """A run's JSON; None where there is none, or a damaged one, which is said."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if "schemes" in result or "models" in result or result["runs"][0]["label"]:
+            return result
     except FileNotFoundError:
         return None
-    except ValueError:
-        print(f"warning: {path} is damaged; the command of its table makes it anew",
-              file=sys.stderr)
+    except (ValueError, LookupError, TypeError):  # cut off, or another JSON
+        pass
+    print(f"warning: {path} is damaged; the command of its table makes it anew", file=sys.stderr)
 
 
 def runs_of(table, added=()):
@@ -73,13 +75,14 @@ def runs_of(table, added=()):
         paths += (ROOT / table.added / "runs").rglob("*.json")
     for path in sorted(paths):
         result = read_run(path) or dict(runs=[])
-        runs += [result | run for run in result["runs"] if run["label"] in rows]
+        runs += [result | run for run in result["runs"]
+                 if run["label"] in rows and run.get("task") in tasks]
     runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
                                run["seed"]))
-    return of_one_text(runs, added, table.runs)
+    return of_one_text(runs, added, table)
 
 
-def of_one_text(runs, added, folder):
+def of_one_text(runs, added, table):
     """All of one text, and those of no text; of several texts the added rows' counts, or none."""
     texts = {}
     for run in [run for run in runs if "sha256" in run["data"]]:
@@ -88,8 +91,9 @@ def of_one_text(runs, added, folder):
     if len(texts) < 2:
         return runs
     if len(mine) != 1:
-        fail(f"{folder.relative_to(ROOT)} has runs of several texts, sha256 {', '.join(texts)}: "
-             "move away all but one's")
+        folder = table.added if added else table.runs.relative_to(ROOT)
+        fail(f"{folder} has runs of several texts, sha256 {', '.join(texts)}: move away all but "
+             "one's")
     print(f"the other rows are of another text than {' and '.join(added)}, and left out there")
     return [run for run in runs if run["data"].get("sha256") in (None, mine[0])]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import experiments
 from experiments import Row, published, rows, tables
 from tests.helpers import (
     ONE_THREAD,
@@ -83,6 +84,34 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     assert ("mine.md has a block for 'textz', which is neither an entry nor a JSON in results/: "
             "remove the block, or did you mean texts?") in complaint(
                 home, "reproduce.py", "texts", "--rows", "rope")
+
+
+def test_what_an_edit_of_an_entry_breaks_is_named(home, here, monkeypatch):
+    """A training of other flags; a file of another JSON; a column, an entry, the end of a block."""
+    run = functools.partial(complaint, home, "reproduce.py", "texts", "--device", "cpu", "--rows")
+    changed, task = texts(), texts(columns=[("iid", "iid", "exact_mach")])
+    changed["cpu"] = changed["cpu"] | dict(train=changed["cpu"]["train"] + " --batch_size 3")
+    task["cpu"]["train"] = task["cpu"]["train"].replace("notes", "flipflop")
+    here(texts=texts())
+    command(home, "reproduce.py", "texts", "--device", "cpu", "--rows", "rope")
+    path = home / "results" / "runs" / "texts.cpu" / "rope-1337.json"
+    here(texts=changed)
+    path.unlink()
+    assert "rope-1337 failed; the rest is kept" in run("rope")
+    here(texts=texts())
+    for text in ("{}", "[]", "null", '{"runs": [{}]}'):
+        path.write_text(text)
+        out, err = command(home, "reproduce.py", "texts", "--device", "cpu", "--rows", "rope")
+        assert "rope-1337.json is damaged" in err and "1 runs, 0 of them there" in out
+    here(task=task)
+    assert "column 'iid': there is no iid exact_mach: did you mean iid exact_match" in complaint(
+        home, "reproduce.py", "task", "--rows", "rope", "--device", "cpu")
+    (home / "results" / "mine.md").write_text(BLOCK.replace("<!-- /table -->", ""))
+    here(texts=texts())
+    assert "results/mine.md: a block has no <!-- /table -->" in run("rope")
+    twice = 2 * experiments.files()
+    monkeypatch.setattr(experiments, "files", lambda: twice)
+    assert "has an entry 'texts', and so has another file" in run("rope")
 
 
 def test_the_list_and_a_dry_run(home, here):
