@@ -187,14 +187,13 @@ def survive(runs, of_text, column, out):
     ax, both = axes[0, 0], [label for label in ys if label in xs]
     others = iter(plt.cm.plasma(np.linspace(0, 0.95, len(REPAIRS))))
     for n, label in enumerate(both):
-        x, y = np.mean(xs[label]), np.mean(ys[label])
         repaired = label.rpartition(", ")[2] in REPAIRS
-        color = next(others) if repaired else plot.color_of(label)
-        ax.plot(x, y, "s" if repaired else "oD^vP*X<>p"[n % 10], color=color, mec="white",
-                ms=12 - 6 * n / len(both), zorder=3, label=label)  # where they meet, all show
-        for ends in ([min(xs[label]), max(xs[label])], [y, y]), ([x, x], [min(ys[label]),
-                                                                         max(ys[label])]):
-            ax.plot(*ends, color=color, lw=1.5, alpha=0.6)
+        (x, across), (y, up) = ((np.mean(seeds), [[np.mean(seeds) - min(seeds)],
+                                                  [max(seeds) - np.mean(seeds)]])
+                                for seeds in (xs[label], ys[label]))
+        ax.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n % 10],
+                    color=next(others) if repaired else plot.color_of(label), mec="white",
+                    ls="", ms=12 - 6 * n / len(both), label=label)  # where they meet, all show
     ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
            title="up: it recalls what is far; left of the line: long text does no harm",

@@ -40,7 +40,7 @@ def tables_of(table, runs):
 
 def tables_in(result):
     if "runs" in result:
-        return text_tables([result | run for run in result["runs"]], {})
+        return text_tables([result | run for run in result["runs"]], {}, ())
     by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
     texts = [("", speed_table(by_model))] if by_model else []
     return texts + [("", attention_table(result[k])) for k in ("attention", "gpu") if k in result]
@@ -204,30 +204,21 @@ def by_length(measure, lengths, form=".3f"):
     return [(f"{n:,}", partial(number, partial(at, measure, n), form)) for n in lengths]
 
 
-def quotient(measure, last, first):
-    return f"{last:,} / {first:,}", partial(mean_of, partial(over, measure, last, first), ".3f")
-
-
-def text_tables(runs, numbers, published_at=()):
+def text_tables(runs, numbers, published_at):
     """
     Perplexity by window length, the paper's beside it where its model was read at the same length
     after the same training; bits per byte of words; strided; and of what comes a second time.
     """
-    lengths = sorted({n for run in runs for n in run["lengths"]})
-    T, last, columns = runs[0]["block_size"], lengths[-1], []
-    for n, column in zip(lengths, by_length("perplexity", lengths)):
-        columns.append(column)
-        if n in published_at:
-            columns.append(("paper", partial(of_paper, numbers, published_at.index(n))))
-    if len(lengths) > 1:
-        columns.append(quotient("perplexity", last, T))
+    lengths, T = sorted({n for run in runs for n in run["lengths"]}), runs[0]["block_size"]
+    columns = by_length("perplexity", lengths) + quotients("perplexity", lengths, [T])
+    for k, n in enumerate(published_at):
+        columns.append((f"paper, {n:,}", partial(of_paper, numbers, k)))
     ratios = {label: [ys[5] / ys[1]] for label, ys in numbers.items() if len(ys) > 5}
     if ratios:  # CABLE's Table 1
         columns.append(("paper: 15,360 / 1,024", partial(of_paper, ratios, 0, form=".3f")))
     texts = [("", by_row(runs, columns))]
     if "bits_per_byte" in runs[0]:  # of words: perplexities of other tokens differ
-        columns = by_length("bits_per_byte", lengths, ".4f")
-        texts.append(("Bits per byte:", by_row(runs, columns)))
+        texts.append(("Bits per byte:", by_row(runs, by_length("bits_per_byte", lengths, ".4f"))))
     for measure, table in dict(strided=strided_table, again=again_table).items():
         have = [run for run in runs if measure in run]
         if have:
@@ -235,22 +226,28 @@ def text_tables(runs, numbers, published_at=()):
     return texts
 
 
+def quotients(measure, lengths, bases):
+    """The perplexity in the longest windows over that in windows of each of these lengths."""
+    *shorter, last = lengths
+    return [(f"{last:,} / {n:,}", partial(mean_of, partial(over, measure, last, n), ".3f"))
+            for n in bases if n in shorter]
+
+
 def strided_table(runs, lengths):
     """Does it use what it sees?"""
     T, last = runs[0]["block_size"], lengths[-1]
-    bases = [n for n in (T, 2 * T) if n in lengths[:-1]]
-    columns = by_length("strided", lengths) + [quotient("strided", last, n) for n in bases]
+    gains = quotients("strided", lengths, [T, 2 * T])
 
     def gain(cells):
-        cell = cells[-len(bases)] if bases else "-"  # these come last
+        cell = cells[-len(gains)] if gains else "-"  # these come last
         return math.inf if cell in ("-", "nan") else float(cell)
     text = ("Strided: windows that overlap by half, of which only the second half is scored, "
             f"{runs[0]['strided_tokens']:,} tokens, the same at every length: each has at least "
             "half a window to look back on.")
-    if 2 * T in bases:
+    if len(gains) > 1:
         text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
                  f"window, or more. The rows are sorted by {last:,} / {T:,}.")
-    return text, by_row(runs, columns, key=gain)
+    return text, by_row(runs, by_length("strided", lengths) + gains, key=gain)
 
 
 def again_table(runs, _):
