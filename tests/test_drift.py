@@ -45,7 +45,7 @@ CHANGES = dict(
               r"norm|SCHEMES|rotate|\bpos\b|\bstart\b|final|first|ln_0|rope|\bpe\b|raise"))
 SHARED = ("GPTConfig", "Cache", "CausalSelfAttention", "MLP", "Block", "GPT")
 MOST_CHANGED = dict(fox=45, ssmax=34, diff=76, tra=72, stick=64, cable=75, postnorm=107, cope=108,
-                    rope=220, path=124)
+                    rope=220, path=116)
 
 
 def source_of(path, name):
