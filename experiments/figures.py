@@ -175,7 +175,7 @@ def survive(runs, of_text, column, out):
     xs, ys = {}, {}
     near, *_, far = sorted({n for run in of_text for n in run["lengths"]})
     for run in of_text:
-        if ratio := tables.over("perplexity", far, near, run):
+        if ratio := tables.over(run, "perplexity", far, near):
             xs.setdefault(run["label"], []).append(ratio)
     _, split, metric = column
     for run in runs:

@@ -1,5 +1,6 @@
 """
-A table: rows of runs, and columns of (heading, function of a row's runs -> its cell).
+A table: rows of runs, and columns of (heading, function, words): function(a row's runs, *words) is
+a cell.
 
     runs_of(table)          the runs that are there
     tables_of(table, runs)  [(caption, Markdown), ...] of them
@@ -13,7 +14,6 @@ import json
 import math
 import statistics
 import sys
-from functools import partial
 
 from common.files import ROOT, fail, nearest
 from experiments import published, slug
@@ -22,8 +22,6 @@ from experiments import published, slug
 def tables_of(table, runs):
     entry, part = table.entry, table.part
     numbers = published().get(entry.get("published", table.name), {})
-    if not runs:
-        return []
     if "panels" in part:
         return search_tables(entry["metric"], runs)
     if "losses" in entry:
@@ -31,7 +29,7 @@ def tables_of(table, runs):
     if "tasks" in part:
         return [matrix_table(entry["columns"], runs)]
     if "scores" in runs[0]:
-        return [task_table(entry.get("columns", ()), runs, numbers)]
+        return [task_table(entry["columns"], runs, numbers)]
     if "search" in runs[0]:
         return retrieval_tables(runs, numbers)
     texts = text_tables(runs, numbers, part.get("published_at", ()))
@@ -69,14 +67,14 @@ def runs_of(table, added=()):
     """
     if "panels" in table.part:
         return panels_of(table)
-    rows, tasks, runs = [*table.part["rows"], *added], [*table.part.get("tasks", [None])], []
-    paths = list(table.runs.rglob("*.json"))
+    rows, tasks = [*table.part["rows"], *added], [*table.part.get("tasks", [None])]
+    paths, runs = sorted(table.runs.rglob("*.json")), []
     if added:
-        paths += (ROOT / table.added / "runs").rglob("*.json")
-    for path in sorted(paths):
-        result = read_run(path) or dict(runs=[])
-        runs += [result | run for run in result["runs"]
-                 if run["label"] in rows and run.get("task") in tasks]
+        paths += sorted((ROOT / table.added / "runs").rglob("*.json"))
+    for result in filter(None, map(read_run, paths)):
+        run = result | result["runs"][0]
+        if run["label"] in rows and run.get("task") in tasks:
+            runs.append(run)
     runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
                                run["seed"]))
     return of_one_text(runs, added, table)
@@ -84,10 +82,8 @@ def runs_of(table, added=()):
 
 def of_one_text(runs, added, table):
     """All of one text, and those of no text; of several texts the added rows' counts, or none."""
-    texts = {}
-    for run in [run for run in runs if "sha256" in run["data"]]:
-        texts.setdefault(run["data"]["sha256"], set()).add(run["label"])
-    mine = [text for text, labels in texts.items() if labels & set(added)]
+    texts = texts_of(runs)
+    mine = texts_of([run for run in runs if run["label"] in added])
     if len(texts) < 2:
         return runs
     if len(mine) != 1:
@@ -95,7 +91,12 @@ def of_one_text(runs, added, table):
         fail(f"{folder} has runs of several texts, sha256 {', '.join(texts)}: move away all but "
              "one's")
     print(f"the other rows are of another text than {' and '.join(added)}, and left out there")
-    return [run for run in runs if run["data"].get("sha256") in (None, mine[0])]
+    return [run for run in runs if run["data"].get("sha256") in (None, *mine)]
+
+
+def texts_of(runs):
+    """The sha256 of each text, in the order they come."""
+    return list(dict.fromkeys(run["data"]["sha256"] for run in runs if "sha256" in run["data"]))
 
 
 def panels_of(table):
@@ -103,10 +104,10 @@ def panels_of(table):
     shown = []
     for words in [*table.part["panels"], "theorem"]:
         panel = read_run(table.runs / f"{slug(words)}.json")
-        if panel and "schemes" in panel:
-            there = [scheme for scheme in table.entry["schemes"] if scheme in panel["schemes"]]
-            panel["schemes"] = {scheme: panel["schemes"][scheme] for scheme in there}
-        shown += [panel] if panel else []
+        if panel:
+            there = panel.get("schemes", {})
+            asked = [scheme for scheme in table.entry["schemes"] if scheme in there]
+            shown.append(panel | dict(schemes={scheme: there[scheme] for scheme in asked}))
     return shown
 
 
@@ -114,9 +115,7 @@ def panels_of(table):
 # rows and cells
 
 def markdown(head, rows):
-    lines = []
-    for cells in (head, *rows):
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (head, *rows)]
     lines.insert(1, "|---" * len(head) + "|")
     return "\n".join(lines)
 
@@ -125,25 +124,28 @@ def grouped(runs):
     """{row: its runs}, in the order they come."""
     groups = {}
     for run in runs:
-        groups.setdefault(run["label"] if "label" in run else run["model"], []).append(run)
+        groups.setdefault(run.get("label") or run["model"], []).append(run)
     return groups
 
 
-def by_row(runs, columns, key=None, more=(), heads=("model", "seeds")):
+def by_row(runs, columns, key=None, more=()):
     """A row for each label, sorted by key, if there is one, then more rows."""
-    rows = [[label, len(same), *(cell(same) for _, cell in columns)]
-            for label, same in grouped(runs).items()]
+    rows = []
+    for label, same in grouped(runs).items():
+        cells = [cell(same, *words) for _, cell, *words in columns]
+        rows.append([label, len(same), *cells])
     rows = sorted(rows, key=key) if key else rows
-    return markdown([*heads, *(head for head, _ in columns)], [*rows, *more])
+    return markdown(["model", "seeds", *(column[0] for column in columns)], [*rows, *more])
 
 
-def number(read, form, runs):
+def number(runs, form, read, *words):
     """Mean ± standard deviation of what is read of each run, of those that have it."""
-    return spread([y for y in map(read, runs) if y is not None], form)
+    values = [read(run, *words) for run in runs]
+    return spread([y for y in values if y is not None], form)
 
 
-def mean_of(read, form, runs):
-    return number(read, form, runs).partition(" ± ")[0]
+def mean_of(runs, *words):
+    return number(runs, *words).partition(" ± ")[0]
 
 
 def spread(values, form):
@@ -152,8 +154,7 @@ def spread(values, form):
         return "-"
     text = format(statistics.mean(values), form)
     if len(values) > 1:
-        finite = all(map(math.isfinite, values))
-        text += f" ± {statistics.stdev(values) if finite else math.nan:{form}}"
+        text += f" ± {math.sqrt(statistics.variance(values)):{form}}"  # stdev refuses NaN
     return text
 
 
@@ -163,7 +164,7 @@ def percent(rates):
         return "-"
 
     def shown(y):
-        return f"{100 * y:.0f}" if y in (0, 1) else f"{100 * y:.2f}"
+        return format(100 * y, ".0f" if y in (0, 1) else ".2f")
     values = [rate["value"] for rate in rates]
     low, mean, high = map(shown, (min(values), statistics.mean(values), max(values)))
     if len(rates) == 1:
@@ -171,37 +172,35 @@ def percent(rates):
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
-def of_paper(numbers, n, runs, form=".2f"):
+def of_paper(runs, numbers, n, form=".2f"):
     """The paper's n-th number of a row, or mean and standard deviation."""
     theirs = numbers.get(runs[0]["label"], ())
     return in_paper(theirs[n], form) if n < len(theirs) else "-"
 
 
 def in_paper(number, form=".2f"):
-    if number is None:
-        return "-"
     both = number if isinstance(number, list) else [number]
-    return " ± ".join(format(y, form) for y in both)
+    return "-" if number is None else " ± ".join(format(y, form) for y in both)
 
 
 # -----------------------------------------------------------------------------
 # text: perplexity by window length
 
-def at(measure, n, run):
+def at(run, measure, n):
     """In windows of n tokens: None where they were not read, NaN where JSON has null."""
     values = run.get(measure, {})
     if str(n) in values:
         return math.nan if values[str(n)] is None else values[str(n)]
 
 
-def over(measure, last, first, run):
+def over(run, measure, last, first):
     """Perplexity in windows of `last` over that in windows of `first`."""
-    near, far = at(measure, first, run), at(measure, last, run)
+    near, far = at(run, measure, first), at(run, measure, last)
     return None if None in (near, far) else far / near
 
 
 def by_length(measure, lengths, form=".3f"):
-    return [(f"{n:,}", partial(number, partial(at, measure, n), form)) for n in lengths]
+    return [(f"{n:,}", number, form, at, measure, n) for n in lengths]
 
 
 def text_tables(runs, numbers, published_at):
@@ -212,10 +211,10 @@ def text_tables(runs, numbers, published_at):
     lengths, T = sorted({n for run in runs for n in run["lengths"]}), runs[0]["block_size"]
     columns = by_length("perplexity", lengths) + quotients("perplexity", lengths, [T])
     for k, n in enumerate(published_at):
-        columns.append((f"paper, {n:,}", partial(of_paper, numbers, k)))
+        columns.append((f"paper, {n:,}", of_paper, numbers, k))
     ratios = {label: [ys[5] / ys[1]] for label, ys in numbers.items() if len(ys) > 5}
     if ratios:  # CABLE's Table 1
-        columns.append(("paper: 15,360 / 1,024", partial(of_paper, ratios, 0, form=".3f")))
+        columns.append(("paper: 15,360 / 1,024", of_paper, ratios, 0, ".3f"))
     texts = [("", by_row(runs, columns))]
     if "bits_per_byte" in runs[0]:  # of words: perplexities of other tokens differ
         texts.append(("Bits per byte:", by_row(runs, by_length("bits_per_byte", lengths, ".4f"))))
@@ -229,7 +228,7 @@ def text_tables(runs, numbers, published_at):
 def quotients(measure, lengths, bases):
     """The perplexity in the longest windows over that in windows of each of these lengths."""
     *shorter, last = lengths
-    return [(f"{last:,} / {n:,}", partial(mean_of, partial(over, measure, last, n), ".3f"))
+    return [(f"{last:,} / {n:,}", mean_of, ".3f", over, measure, last, n)
             for n in bases if n in shorter]
 
 
@@ -239,7 +238,7 @@ def strided_table(runs, lengths):
     gains = quotients("strided", lengths, [T, 2 * T])
 
     def gain(cells):
-        cell = cells[-len(gains)] if gains else "-"  # these come last
+        cell = cells[-len(gains)]  # these come last
         return math.inf if cell in ("-", "nan") else float(cell)
     text = ("Strided: windows that overlap by half, of which only the second half is scored, "
             f"{runs[0]['strided_tokens']:,} tokens, the same at every length: each has at least "
@@ -247,53 +246,54 @@ def strided_table(runs, lengths):
     if len(gains) > 1:
         text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
                  f"window, or more. The rows are sorted by {last:,} / {T:,}.")
-    return text, by_row(runs, by_length("strided", lengths) + gains, key=gain)
+    columns = by_length("strided", lengths) + gains
+    return text, by_row(runs, columns, key=gain if gains else None)
 
 
 def again_table(runs, _):
     """Does it copy?"""
-    def gain_at(gap, runs):
-        gains = [run["again"][gap] for run in runs if gap in run["again"]]
-        if len(gains) == 1:
-            return "{:.3f} [{:.3f}, {:.3f}]".format(*gains[0])
-        return spread([gain for gain, _, _ in gains], ".3f")
     gaps = dict.fromkeys(gap for run in runs for gap in run["again"])
-    columns = [(f"after {int(gap):,}", partial(gain_at, gap)) for gap in gaps]
+    columns = [(f"after {int(gap):,}", gain_after, gap) for gap in gaps]
     size = runs[0]["block_size"] // 4
     return (f"A passage again: {size} tokens come a second time, after so many others. By how many "
             "nats a token they are cheaper; of one seed with a 95 % interval over 64 passages."
             ), by_row(runs, columns)
 
 
+def gain_after(runs, gap):
+    gains = [run["again"][gap] for run in runs if gap in run["again"]]
+    if len(gains) == 1:
+        return "{:.3f} [{:.3f}, {:.3f}]".format(*gains[0])
+    return spread([gain for gain, _, _ in gains], ".3f")
+
+
 def papers_table(papers, runs):
     """Perplexities at the training length and the longest, beside those of several papers."""
-    columns = {}
-    for heading, (entry, n, words) in papers.items():
-        numbers = published()[entry]
-        columns[heading] = {row: in_paper(ys[n]) for row, ys in numbers.items() if n < len(ys)}
-        columns[heading] |= words
     T, *_, last = sorted({n for run in runs for n in run["lengths"]})
-    rows, asked = [], by_length("perplexity", (T, last)) + by_length("strided", (last,))
+    columns, rows = by_length("perplexity", (T, last)) + by_length("strided", (last,)), []
     for label, same in grouped(runs).items():
-        if any(label in column for column in columns.values()):
-            theirs = [column.get(label, "-") for column in columns.values()]
-            rows.append([label, *(cell(same) for _, cell in asked), *theirs])
+        theirs = [elsewhere.get(label) or of_paper(same, published()[entry], n)
+                  for entry, n, elsewhere in papers.values()]
+        if set(theirs) != {"-"}:
+            ours = [cell(same, *words) for _, cell, *words in columns]
+            rows.append([label, *ours, *theirs])
     return ("Our rows beside the papers' numbers: other models, trained on other texts.",
-            markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *columns], rows))
+            markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *papers], rows))
 
 
 def losses_table(runs):
     """The loss by step: a quarter, half, and all of the training, and at its end the validation."""
     last, columns = runs[0]["iter"], []
-
-    def until(share, run):
-        part = [y for it, y in run["loss"] if (share - 0.1) * last < it <= share * last]
-        return statistics.mean(part) if part else None
     for share in (0.25, 0.5, 1):
-        columns.append((f"training, up to step {int(share * last):,}",
-                        partial(number, partial(until, share), ".3f")))
-    columns.append(("validation", partial(number, lambda run: run["val_loss"][-1][1], ".3f")))
+        columns.append((f"training, up to step {int(share * last):,}", number, ".3f", mean_loss,
+                        (share - 0.1) * last, share * last))
+    columns.append(("validation", number, ".3f", lambda run: run["val_loss"][-1][1]))
     return "", by_row(runs, columns)
+
+
+def mean_loss(run, after, until):
+    part = [y for it, y in run["loss"] if after < it <= until]
+    return statistics.mean(part) if part else None
 
 
 # -----------------------------------------------------------------------------
@@ -301,25 +301,24 @@ def losses_table(runs):
 
 def retrieval_tables(runs, numbers):
     """nDCG@10 in % by the length that documents are cut to, and by how much rows differ."""
-    lengths, T, bm25 = runs[0]["lengths"], runs[0]["block_size"], runs[0]["search"]["bm25"]
-    heads = {str(n): f"{n:,} ({n // T}x)" for n in lengths}
-
-    def found(reading, n, runs):
-        searches = [run["search"][reading] for run in runs]
-        return percent([by[n]["ndcg@10"] for by in searches if n in by])
-
+    T, bm25 = runs[0]["block_size"], runs[0]["search"]["bm25"]
+    heads = {str(n): f"{n:,} ({n // T}x)" for n in runs[0]["lengths"]}
     others = [["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in heads)]]
-    for label in grouped(runs):
+    for label, same in grouped(runs).items():
         if label in numbers:
-            theirs = [f"{y:.2f}" for y in numbers[label]]
-            others.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs,
-                           *["-"] * (len(lengths) - len(theirs))])
+            theirs = [of_paper(same, numbers, n) for n in range(len(heads))]
+            others.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs])
     texts = []
     for reading, words, more in (("whole", ", documents read as a whole:", others),
                                  ("windows", f" by a document's best window of {T} tokens:", ())):
-        columns = [(head, partial(found, reading, n)) for n, head in heads.items()]
+        columns = [(head, found, reading, n) for n, head in heads.items()]
         texts.append((f"nDCG@10{words}", by_row(runs, columns, more=more)))
     return [*texts, *paired_table(runs, heads)]
+
+
+def found(runs, reading, n):
+    searches = [run["search"][reading] for run in runs]
+    return percent([by[n]["ndcg@10"] for by in searches if n in by])
 
 
 def paired_table(runs, heads):
@@ -327,13 +326,13 @@ def paired_table(runs, heads):
     import numpy as np
 
     from encoders.scoring import bootstrap, ndcg  # and torch, which all other tables do without
-    means = {}
+    means, rows = {}, []
     for label, same in grouped(runs).items():
         places = [run["places"] for run in same if heads.keys() <= run["places"].keys()]
         if places:
             means[label] = {n: np.mean([ndcg(np.array(p[n])) for p in places], 0) for n in heads}
-    first, rows = runs[0]["label"], []
-    for label in [label for label in means if first in means and label != first]:
+    first, *labels = means or [""]
+    for label in labels:
         cells = []
         for n in heads:
             apart = 100 * (means[label][n] - means[first][n])
@@ -354,23 +353,21 @@ def task_table(columns, runs, numbers):
     """Rates in %, beside the paper's."""
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
     have = [f"{split} {metric}" for split, by in runs[0]["scores"][first].items() for metric in by]
-    if not columns:
-        fail(f"a task's entry needs columns, of {', '.join(have)}")
     heads = []
-    for n, (name, split, metric) in enumerate(columns):
-        if f"{split} {metric}" not in have:
-            asked = f"{split} {metric}"
-            fail(f"column {name!r}: there is no {asked}: {nearest(asked, have)}")
-        heads.append((name, partial(rate, first, split, metric)))
+    for n, (name, *asked) in enumerate(columns):
+        words = " ".join(asked)
+        if words not in have:
+            fail(f"column {name!r}: there is no {words}: {nearest(words, have)}")
+        heads.append((name, rate, first, *asked))
         if numbers:
-            heads.append(("paper", partial(of_paper, numbers, n, form="g")))
+            heads.append(("paper", of_paper, numbers, n, "g"))
         for T in longer:
             head = f"{int(T):,}" if name == first else f"{name} {int(T):,}"
-            heads.append((head, partial(rate, T, split, metric)))
+            heads.append((head, rate, T, *asked))
     return "", by_row(runs, heads)
 
 
-def rate(T, split, metric, runs):
+def rate(runs, T, split, metric):
     scores = [run["scores"].get(T, {}).get(split, {}) for run in runs]
     return percent([score[metric] for score in scores if metric in score])
 
@@ -424,9 +421,8 @@ def search_tables(metric, panels):
         if "models" in panel:
             texts.append(theorem_table(panel))
             continue
-        a, b = panel["at"]
-        where = f"{panel['name']}, at {a:,}" + (f" to {b:,}" if b > a else "")
-        texts.append((f"{name}, {where}:", panel_table(metric, panel["schemes"], references)))
+        text = panel_table(metric, panel["schemes"], references)
+        texts.append((f"{name}, {panel['name']}, at {lengths_of(panel)}:", text))
     said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
             "hyper-parameters and initial weights; raw weights; without ties and without trials of "
             "which one has diverged); p by a two-sided sign test, not corrected for the number of "
@@ -434,47 +430,47 @@ def search_tables(metric, panels):
     return [*texts, (said, "")]
 
 
+def lengths_of(panel):
+    """Over which a trial's number is the mean."""
+    return " to ".join(f"{n:,}" for n in dict.fromkeys(panel["at"]))
+
+
 def panel_table(metric, schemes, references):
-    trials = {scheme: found["trials"] for scheme, found in schemes.items()}
-    runs = [trial | dict(label=scheme) for scheme in trials for trial in trials[scheme]]
-    averages = list(runs[0][metric])[1:]  # after the last weights, raw
-    columns = [("diverged", lambda mine: sum(not trial["finite"] for trial in mine))]
-    for weights in ("raw", *averages):
-        of = "" if weights == "raw" else f", {weights.upper()}"
-        columns.append((f"median{of}", partial(median_of, metric, weights)))
-        columns.append((f"best{of}", partial(best_of, metric, weights)))
-    for other in references:
-        columns.append((f"better than {other}", partial(sign_cell, metric, trials[other], other)))
-    for weights in averages if "ema" in averages else ():
-        columns.append((f"{weights.upper()} better than without",
-                        partial(sign_cell, metric, None, "", weights=weights)))
-    if metric == "tvd":  # a distance: how many times smaller?
-        first = best_trial(trials[references[0]], metric, "raw")
-        columns.append((f"best / {references[0]}'s best", partial(best_over, metric, first)))
-    return by_row(runs, columns, heads=("scheme", "trials"))
+    trials, rows = {scheme: found["trials"] for scheme, found in schemes.items()}, []
+    first = best_trial(trials[references[0]], metric, "raw")
+    for scheme, mine in trials.items():
+        row = dict(scheme=scheme, trials=len(mine))
+        row["diverged"] = sum(not trial["finite"] for trial in mine)
+        tests = {weights: tests_of(mine, metric, weights) for weights in mine[0][metric]}
+        for weights, ys in tests.items():  # raw, the last weights, comes first
+            of = "" if weights == "raw" else f", {weights.upper()}"
+            finite, best = [y for y in ys if y is not None], best_trial(mine, metric, weights)
+            row[f"median{of}"] = f"{statistics.median(finite):.4f}" if finite else "-"
+            row[f"best{of}"] = f"{best['test']:.4f}" if best else "-"
+        for other in references:
+            theirs = tests_of(trials[other], metric, "raw")
+            wins = wins_of(metric, tests["raw"], theirs)
+            row[f"better than {other}"] = "-" if other == scheme else wins
+        for weights in ("ema", "bema") if "ema" in tests else ():
+            wins = wins_of(metric, tests[weights], tests["raw"])
+            row[f"{weights.upper()} better than without"] = wins
+        if metric == "tvd":  # a distance: how many times smaller?
+            best = best_trial(mine, metric, "raw")
+            times = f"{best['test'] / first['test']:.2f}" if best and first else "-"
+            row[f"best / {references[0]}'s best"] = times
+        rows.append(row)
+    return markdown(rows[0], [row.values() for row in rows])
 
 
-def median_of(metric, weights, trials):
-    values = [trial[metric][weights]["test"] for trial in trials]
-    values = [y for y in values if y is not None]
-    return f"{statistics.median(values):.4f}" if values else "-"
-
-
-def best_of(metric, weights, trials):
-    best = best_trial(trials, metric, weights)
-    return f"{best['test']:.4f}" if best else "-"
-
-
-def best_over(metric, other, trials):
-    best = best_trial(trials, metric, "raw")
-    return f"{best['test'] / other['test']:.2f}" if best and other else "-"
+def tests_of(trials, metric, weights):
+    return [trial[metric][weights]["test"] for trial in trials]
 
 
 def best_trial(trials, metric, weights):
     """The scores of the trial that is best in validation; None where every one has diverged."""
-    sign, scores = 1 if metric == "tvd" else -1, [trial[metric][weights] for trial in trials]
+    best, scores = min if metric == "tvd" else max, [trial[metric][weights] for trial in trials]
     scores = [score for score in scores if None not in (score["validation"], score["test"])]
-    return min(scores, key=lambda score: sign * score["validation"], default=None)
+    return best(scores, key=lambda score: score["validation"], default=None)
 
 
 def sign_test(pairs):
@@ -489,15 +485,8 @@ def sign_test(pairs):
     return wins, n, min(1.0, 2 * tail / 2**n)
 
 
-def sign_cell(metric, reference, name, trials, weights="raw"):
-    """Wins over a reference's raw weights (by default its own) and their p, trial by trial."""
-    if trials[0]["label"] == name:
-        return "-"
-    pairs = []
-    for ours, theirs in zip(trials, reference or trials):
-        pairs.append((ours[metric][weights]["test"], theirs[metric]["raw"]["test"]))
-    if metric != "tvd":  # more is better
-        pairs = [(b, a) for a, b in pairs]
+def wins_of(metric, ours, theirs):
+    pairs = zip(ours, theirs) if metric == "tvd" else zip(theirs, ours)  # where less is better
     wins, n, p = sign_test(pairs)
     return f"{wins} of {n}, p = {p:.2g}"
 
@@ -523,33 +512,30 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
 
 def speed_table(measured):
     """{what was measured: {model: {what: number}}} -> a row for each model."""
-    heads, rows = [], {}
+    rows = {}
     for by_model in measured.values():
-        heads += next(iter(by_model.values()))
         for model, numbers in by_model.items():
-            rows.setdefault(model, {}).update(numbers)
-    lines = []
-    for model, numbers in rows.items():
-        cells = [numbers.get(name) for name in heads]
-        lines.append([model, *("-" if y is None else f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
-                               for y in cells)])
-    return markdown(["model", *(HEADS.get(name, name) for name in heads)], lines)
+            row = rows.setdefault(model, dict(model=model))
+            for name, y in numbers.items():
+                row[HEADS.get(name, name)] = f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
+    heads, *_ = rows.values()  # of nope, which everything is measured of
+    return markdown(heads, [[row.get(head, "-") for head in heads] for row in rows.values()])
 
 
 def attention_table(by_length):
     """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
-    names = {name: None for rows in by_length.values() for name in rows}
-    reference, heads, lines = next(iter(names)), [], {name: [name] for name in names}
+    lines = {name: [name] for rows in by_length.values() for name in rows}
+    reference, *_ = lines
+    heads = [f"times {reference} (GB)"]
     for T, rows in by_length.items():
         for way, words in dict(forward="forward", both="forward and backward").items():
-            ms = rows[reference].get(f"{way}_ms")
-            if ms is None:
-                continue
-            time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
-            heads.append(f"{words}, T = {int(T):,} ({reference}: {time} ms)")
-            for name in names:
-                lines[name].append(attention_cell(rows.get(name, {}), way, reference))
-    return markdown([f"times {reference} (GB)", *heads], lines.values())
+            if f"{way}_ms" in rows[reference]:
+                ms = rows[reference][f"{way}_ms"]
+                time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
+                heads.append(f"{words}, T = {int(T):,} ({reference}: {time} ms)")
+                for name, line in lines.items():
+                    line.append(attention_cell(rows.get(name, {}), way, reference))
+    return markdown(heads, lines.values())
 
 
 def attention_cell(row, way, reference):

@@ -16,7 +16,7 @@ from experiments.tables import at, over
 
 def perplexity(run, times):
     """In windows of so many times the training length."""
-    return at("perplexity", times * run["block_size"], run)
+    return at(run, "perplexity", times * run["block_size"])
 
 
 def strided_ratio(run, times):
@@ -24,7 +24,7 @@ def strided_ratio(run, times):
     Strided perplexity in windows of so many times the training length, divided by that in windows
     of the training length: less than 1 is what farther context is worth, more what it costs.
     """
-    return over("strided", times * run["block_size"], run["block_size"], run)
+    return over(run, "strided", times * run["block_size"], run["block_size"])
 
 
 def percent_right(run, times, split, metric):
