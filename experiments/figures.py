@@ -3,11 +3,11 @@ The figure of an entry: figures/plot.py draws it, or one of four kinds is drawn 
 colours (the matrix, and a task's scores by length), what survives and what reads, random searches,
 and Theorem 4.2.
 """
-import itertools
 import math
 import os
 import statistics
 import textwrap
+from collections import Counter
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -31,25 +31,26 @@ def draw(table, runs, out, added=()):
     if "models" in runs[-1]:
         theorem(*runs, f"{out}.png")
     elif "panels" in table.part:
-        trials(entry["metric"], runs, f"{out}.png")
+        trials(entry, runs, f"{out}.png")
     elif "tasks" in table.part:
         heat_map(runs, entry["columns"], MATRIX, f"{out}.png", added)
     elif "columns" in entry and len(runs[0]["scores"]) > 1:
         columns = columns_by_length(runs, entry["columns"])
         heat_map(runs, columns, SCORES, f"{out}.png", added)
     else:
-        folders = table.runs, ROOT / table.added / "runs"
-        plotted(entry, runs, [folder for folder in folders if folder.exists()], out)
+        plotted(table, runs, out)
     if "plotted_against" in entry:
         of_text = tables.runs_of(find(entry["plotted_against"], table.scale))
         if of_text:
             survive(runs, of_text, entry["columns"][0], f"{out}.survive.png")
 
 
-def plotted(entry, runs, folders, out):
+def plotted(table, runs, out):
     """What figures/plot.py draws of folders of runs."""
-    out, rows = os.path.relpath(out), dict.fromkeys(run["label"] for run in runs)
-    words = [*map(os.path.relpath, folders), "--rows", *rows]
+    out, entry = os.path.relpath(out), table.entry
+    folders = table.runs, ROOT / table.added / "runs"
+    words = [os.path.relpath(folder) for folder in folders if folder.exists()]
+    words += ["--rows", *tables.grouped(runs)]
     if "columns" in entry:
         words += ["--metric", entry["columns"][0][2]]
     kind = ("curves" if "losses" in entry else "scores" if "columns" in entry
@@ -78,8 +79,9 @@ def columns_by_length(runs, columns):
     def read(split, T, run):
         scores = run["scores"].get(T, {}).get(split)
         return 100 * scores[metric]["value"] if scores else None
+    lengths = sorted({T for run in runs for T in run["scores"]}, key=int)
     for split in plot.dense_last(dict.fromkeys(split for _, split, _ in columns)):
-        for T in sorted({T for run in runs for T in run["scores"]}, key=int):
+        for T in lengths:
             found[f"{plot.spelled(split)}: {int(T):,}"] = dict(
                 task=None, read=partial(read, split, T), form=".1f", better=better, ends=(0, 100))
     return found
@@ -91,20 +93,19 @@ def heat_map(runs, columns, words, out, added=()):
     worst and best. Empty: no number, and why. Added rows are framed.
     """
     rows = tables.grouped(runs)
-    shares, texts = np.empty((2, len(rows), len(columns)), object)
-    for x, (name, column) in enumerate(columns.items()):
-        cells = [tables.values_of(name, column, same) for same in rows.values()]
-        shares[:, x] = shares_of(cells, column)
-        texts[:, x] = [text_of(values, column["form"]) for values in cells]
+    shares = np.empty((len(rows), len(columns)))
     fig = Figure(figsize=(0.78 * len(columns), 0.4 * len(rows)))  # the cells fill it
     ax = fig.add_axes([0, 0, 1, 1])
     ax.axis("off")
-    ax.pcolormesh(shares.astype(float), cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white",
-                  lw=2)
-    for (y, x), share in np.ndenumerate(shares.astype(float)):
-        small = np.isnan(share) or "\n" in texts[y, x]
-        ax.text(x + 0.5, y + 0.5, texts[y, x], ha="center", va="center",
-                color="white" if abs(share - 0.5) > 0.39 else "black", fontsize=8 if small else 11)
+    for x, (name, column) in enumerate(columns.items()):
+        cells = [tables.values_of(name, column, same) for same in rows.values()]
+        shares[:, x] = shares_of(cells, column)
+        for y, values in enumerate(cells):
+            text, share = text_of(values, column["form"]), shares[y, x]
+            small = np.isnan(share) or "\n" in text
+            ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8 if small else 11,
+                    color="white" if abs(share - 0.5) > 0.39 else "black")
+    ax.pcolormesh(shares, cmap=WORST_TO_BEST, vmin=0, vmax=1, edgecolors="white", lw=2)
     for y, label in enumerate(rows):
         mine = label in added
         ax.text(-0.1, y + 0.5, label, ha="right", va="center", weight="bold" if mine else None)
@@ -113,26 +114,24 @@ def heat_map(runs, columns, words, out, added=()):
                                        clip_on=False, zorder=5))
     ax.set_ylim(len(rows), 0)
     headings(ax, columns)
-    notes = (words + SEEDS).splitlines()
-    notes = [textwrap.fill(note, max(60, 12 * len(columns))) for note in notes]
+    width = max(60, 12 * len(columns))
+    notes = [textwrap.fill(note, width) for note in (words + SEEDS).splitlines()]
     ax.text(0, len(rows) + 0.25, "\n".join(notes), va="top", fontsize=9)
     write_figure(fig, out)
 
 
 def headings(ax, columns):
     """Over its column what a number is, and over a line what the task of these columns is."""
-    x = 0
-    for task, names in itertools.groupby(columns, lambda name: name.partition(": ")[0]):
-        first = x
-        for name in names:
-            words = name.partition(": ")[2].replace(" x", "\xa0x")  # 16 x stays on one line
-            number = textwrap.fill(words, 11, break_long_words=False)
-            arrow = " ↓" if columns[name]["better"] == "less" else ""
-            ax.text(x + 0.5, -0.15, number + arrow, ha="center", va="bottom", fontsize=8)
-            x += 1
-        ax.plot([first + 0.06, x - 0.06], [-1, -1], color="black", lw=1, clip_on=False)
-        ax.text((first + x) / 2, -1.1, textwrap.fill(task, 11 * (x - first)), ha="center",
-                va="bottom", weight="bold", fontsize=8)
+    style, first = dict(ha="center", va="bottom", fontsize=8), 0
+    for x, (name, column) in enumerate(columns.items()):
+        words = name.split(": ")[1].replace(" x", "\xa0x")  # 16 x stays on one line
+        number = textwrap.fill(words, 11, break_long_words=False)
+        arrow = " ↓" if column["better"] == "less" else ""
+        ax.text(x + 0.5, -0.15, number + arrow, **style)
+    for task, n in Counter(name.split(": ")[0] for name in columns).items():
+        ax.plot([first + 0.06, first + n - 0.06], [-1, -1], color="black", lw=1, clip_on=False)
+        ax.text(first + n / 2, -1.1, textwrap.fill(task, 11 * n), weight="bold", **style)
+        first += n
 
 
 def shares_of(cells, column):
@@ -140,16 +139,14 @@ def shares_of(cells, column):
     values = np.array([math.nan if tables.missing(y) else statistics.mean(y) for y in cells])
     finite = np.isfinite(values)
     sign = -1 if column["better"] == "less" else 1
-    if column.get("logarithmic"):
-        values = np.log(np.maximum(values, 1e-9))
-    values = sign * values
+    values = sign * (np.log(values) if column.get("logarithmic") else values)
     if "ends" in column:
         low, high = sorted(sign * end for end in column["ends"])
     elif finite.sum() < 2:  # neither the best nor the worst
         return np.where(finite, 0.5, np.nan)
     else:
-        high = values[finite].max()
-        low = min(high - column["least"], values[finite].min())  # 99 is not the worst beside 99.5
+        high = np.nanmax(values)
+        low = min(high - column["least"], np.nanmin(values))  # 99 is not the worst beside 99.5
     return (values - low) / (high - low)
 
 
@@ -177,20 +174,16 @@ def survive(runs, of_text, column, out):
     for run in of_text:
         if ratio := tables.over(run, "perplexity", far, near):
             xs.setdefault(run["label"], []).append(ratio)
-    _, split, metric = column
+    first, *_, last = columns_by_length(runs, [column]).values()
     for run in runs:
-        first, *_, last = (by.get(split) for by in run["scores"].values())
-        first, last = (100 * score[metric]["value"] if score else 0 for score in (first, last))
-        if first > 80:  # %; else it cannot show what it has forgotten
-            ys.setdefault(run["label"], []).append(last)
+        if (first["read"](run) or 0) > 80:  # %; else it cannot show what it has forgotten
+            ys.setdefault(run["label"], []).append(last["read"](run) or 0)
     fig, axes = plot.panels(1, 7, 5)
     ax, both = axes[0, 0], [label for label in ys if label in xs]
     others = iter(plt.cm.plasma(np.linspace(0, 0.95, len(REPAIRS))))
     for n, label in enumerate(both):
         repaired = label.rpartition(", ")[2] in REPAIRS
-        (x, across), (y, up) = ((np.mean(seeds), [[np.mean(seeds) - min(seeds)],
-                                                  [max(seeds) - np.mean(seeds)]])
-                                for seeds in (xs[label], ys[label]))
+        (x, across), (y, up) = mean_and_range(xs[label]), mean_and_range(ys[label])
         ax.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n % 10],
                     color=next(others) if repaired else plot.color_of(label), mec="white",
                     ls="", ms=12 - 6 * n / len(both), label=label)  # where they meet, all show
@@ -205,26 +198,31 @@ def survive(runs, of_text, column, out):
     write_figure(fig, out)
 
 
+def mean_and_range(seeds):
+    """The range as errorbar has it: how far below and above."""
+    mean = np.mean(seeds)
+    return mean, [[mean - min(seeds)], [max(seeds) - mean]]
+
+
 # -----------------------------------------------------------------------------
 # random searches
 
 MARKERS = dict(raw="o", ema="^", bema="o")
 
 
-def trials(metric, panels, out):
+def trials(entry, panels, out):
     """A random search: above every trial of every scheme, below the metric by length."""
-    schemes = dict.fromkeys(itertools.chain(*(panel["schemes"] for panel in panels)))
-    colors = dict(zip(schemes, plt.cm.tab10.colors))
+    metric, colors = entry["metric"], dict(zip(entry["schemes"], plt.cm.tab10.colors))
     columns = min(3, len(panels))
     fig, axes = plot.panels(columns, 7.2 / columns, 3.2, rows=2 * math.ceil(len(panels) / columns))
     tops, lows = axes[::2].ravel(), axes[1::2].ravel()
     for top, low, panel in zip(tops, lows, panels):
         swarms(top, panel, metric, colors)
         by_length(low, panel, metric, colors)
-    for ax in (*tops[len(panels):], *lows[len(panels):]):
-        ax.axis("off")
-    if metric == "tvd":
-        for ax in axes.flat:
+    for ax in axes.flat:
+        if not ax.has_data():
+            ax.axis("off")
+        if metric == "tvd":
             ax.set_yscale("log")
             plot.plain_logarithms(ax.yaxis, (1, 3))
     for kind in (tops, lows):  # one y axis
@@ -238,27 +236,24 @@ def trials(metric, panels, out):
 
 def swarms(ax, panel, metric, colors):
     """Every trial a dot, left with its last weights, right with their averages; NaN is left out."""
-    every = [trial[metric] for scheme in panel["schemes"].values() for trial in scheme["trials"]]
-    columns = [weights for weights in MARKERS if all(weights in scores for scores in every)]
-    room = 0.8 / len(columns)
     for n, (scheme, search) in enumerate(panel["schemes"].items()):
+        color, columns = colors[scheme], search["trials"][0][metric]  # by weights
+        room = 0.8 / len(columns)
         for place, weights in enumerate(columns):
             x = n + room * (place - (len(columns) - 1) / 2)
-            ys = [trial[metric][weights]["test"] for trial in search["trials"]]
-            ys = np.array([y for y in ys if y is not None])
+            ys = np.array(tables.tests_of(search["trials"], metric, weights), float)
+            ys = ys[np.isfinite(ys)]
             jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(ys)) * room
             raw = weights == "raw"
             ax.scatter(x + jitter, ys, s=12, alpha=0.7, lw=0.8, marker=MARKERS[weights],
-                       edgecolors=colors[scheme], facecolors=colors[scheme] if raw else "none")
+                       edgecolors=color, facecolors=color if raw else "none")
             ax.plot([], [], MARKERS[weights], color="gray", ms=4, mfc="gray" if raw else "none",
                     label="a trial" if raw else f"with its average ({weights.upper()})")
             if len(ys):
                 ends = [x - 0.42 * room, x + 0.42 * room]
                 ax.plot(ends, [np.median(ys)] * 2, color="black", lw=1.6, label="median")
     ax.set_xticks(range(len(panel["schemes"])), panel["schemes"], rotation=30, ha="right")
-    first, last = panel["at"]
-    where = f"length {first:,}" if last == first else f"length {first:,} to {last:,}"
-    ax.set_title(f"{panel['name']}\nat {where}", fontsize="medium")
+    ax.set_title(f"{panel['name']}\nat length {tables.lengths_of(panel)}", fontsize="medium")
 
 
 def by_length(ax, panel, metric, colors):
@@ -271,11 +266,11 @@ def by_length(ax, panel, metric, colors):
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_xlabel("length (symbols)")
     for n, (scheme, search) in enumerate(panel["schemes"].items()):
-        scores = [trial[metric]["raw"] for trial in search["trials"]]
-        scores = [score for score in scores if None not in score.values()]
         best = tables.best_trial(search["trials"], metric, "raw")
         if best:
-            middle = np.median(np.array([score["by_length"] for score in scores], float), axis=0)
+            scores = [trial[metric]["raw"] for trial in search["trials"]]
+            curves = [score["by_length"] for score in scores if None not in score.values()]
+            middle = np.median(np.array(curves, float), axis=0)
             ax.plot(x, middle, color=colors[scheme], lw=4 - n / 2, label=scheme)
             ax.plot(x, np.array(best["by_length"], float), color=colors[scheme], lw=1, ls="--")
     ax.plot([], [], color="gray", lw=3, label="median, by length")
@@ -294,19 +289,17 @@ def theorem(panel, hard_coded, out):
     left, right = axes[0]
     T = hard_coded["lengths"]
     for (norm, model), color in zip(hard_coded["models"].items(), plt.cm.tab10.colors):
-        formula = np.array(model["formula"]) / model["formula"][0]
-        left.plot(T, formula, color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
-        measured = np.array(model["precision"]) / model["precision"][0]
-        left.plot(T[::4], measured[::4], "o", color=color, ms=5, mfc="none")
+        formula, measured = np.array([model["formula"], model["precision"]])
+        left.plot(T, formula / formula[0], color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
+        left.plot(T[::4], measured[::4] / measured[0], "o", color=color, ms=5, mfc="none")
         right.plot(T, model["tvd"], color=color, lw=2.4)
         trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
-        for metric, ax in (("precision", left), ("tvd", right)):
-            ys = np.array([trial[metric]["raw"]["by_length"] for trial in trained], float)[:, 1:]
-            if metric == "precision":
-                ys = ys[ys[:, 0] > 0]  # those that tell present from absent at length 2
-                ys = ys / ys[:, :1]
-            if len(ys):
-                ax.plot(T, np.median(ys, 0), color=color, lw=1.2, ls="--")
+        for ax, metric in ((left, "precision"), (right, "tvd")):
+            curves = [np.array(trial[metric]["raw"]["by_length"][1:], float) for trial in trained]
+            if ax is left:  # of those that tell present from absent at length 2
+                curves = [ys / ys[0] for ys in curves if ys[0] > 0]
+            if curves:
+                ax.plot(T, np.median(curves, 0), color=color, lw=1.2, ls="--")
     right.plot([], [], "o", color="gray", mfc="none", label="weights set by hand (left)")
     right.plot([], [], color="gray", lw=2.4, label="the formula (left), by hand (right)")
     right.plot([], [], color="gray", lw=1.2, ls="--", label="trained, median of the trials")
