@@ -55,8 +55,8 @@ def small_model(task, scheme):
         return MinimalTransformer(task.n, task.n - 1, 1, task.n - 1, scheme)
     if task.data == "max_retrieval":
         return MaxRetrieval(scheme, task.classes)
-    shape = dict(n_layer=2, n_embd=64, norm=scheme)
-    return model_postnorm.GPT(model_postnorm.GPTConfig(task.block_size, task.vocab_size, **shape))
+    return model_postnorm.GPT(model_postnorm.GPTConfig(
+        task.block_size, task.vocab_size, n_layer=2, n_embd=64, norm=scheme))
 
 
 def draw_trial(rng, peak=1e-2):
@@ -86,13 +86,13 @@ def stacked(model):
     return vmap(answer, in_dims=(0, None))
 
 
-def decays(model, device):
+def decays(model):
     """(N,): 1 where a weight decays, 0 for embeddings, gains and vectors."""
     parts = []
     for name, p in model.named_parameters():
         matrix = p.dim() >= 2 and name not in ("E", "wte.weight")
-        parts.append(torch.full((p.numel(),), float(matrix), device=device))
-    return torch.cat(parts)
+        parts.append(torch.full_like(p, matrix))
+    return parameters_to_vector(parts).detach()
 
 
 def fit(models, trials, batch, steps, device="cpu"):
@@ -105,33 +105,33 @@ def fit(models, trials, batch, steps, device="cpu"):
     logits = stacked(models[0].to(device))
     start = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models])
     theta = start.clone().requires_grad_()
-    matrix = decays(models[0], device)
-    h = {k: torch.tensor([[t[k]] for t in trials], device=device) for k in trials[0]}  # (K, 1)
-    warmup = (h["warmup"] * steps).round().clamp(min=1)
+    matrix = decays(models[0])
+    h = argparse.Namespace()  # of (K, 1)
+    for name in trials[0]:
+        setattr(h, name, torch.tensor([[trial[name]] for trial in trials], device=device))
+    warmup = (h.warmup * steps).round().clamp(min=1)
     m, v, ema = torch.zeros_like(theta), torch.zeros_like(theta), start.clone()
     for step in range(1, steps + 1):
         x, y = (torch.from_numpy(a).to(device) for a in batch(step))
-        theta.grad = None
         out = logits(theta, x)                                          # (K, ..., classes)
         p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
         losses = -(out.log_softmax(-1) * p).sum(-1).flatten(1).mean(1)
-        losses.sum().backward()
+        g, = torch.autograd.grad(losses.sum(), theta)
         with torch.no_grad():
-            norm = theta.grad.norm(dim=1, keepdim=True)
-            g = theta.grad * (h["grad_clip"] / (norm + 1e-6)).clamp(max=1)
+            g = g * (h.grad_clip / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
             left = ((steps - step) / (steps - warmup).clamp(min=1)).clamp(max=1)
-            decay = h["final"] + (1 - h["final"]) * left
-            lr = h["learning_rate"] * torch.minimum(step / warmup, decay)
-            m.lerp_(g, 1 - h["beta1"])
-            v.lerp_(g * g, 1 - h["beta2"])
-            update = m / (1 - h["beta1"]**step) / ((v / (1 - h["beta2"]**step)).sqrt() + 1e-8)
-            theta -= lr * (update + h["weight_decay"] * matrix * theta)
-            ema.lerp_(theta, (h["rho"] + step)**-h["kappa"])
+            decay = h.final + (1 - h.final) * left
+            lr = h.learning_rate * torch.minimum(step / warmup, decay)
+            m.lerp_(g, 1 - h.beta1)
+            v.lerp_(g * g, 1 - h.beta2)
+            update = m / (1 - h.beta1**step) / ((v / (1 - h.beta2**step)).sqrt() + 1e-8)
+            theta -= lr * (update + h.weight_decay * matrix * theta)
+            ema.lerp_(theta, (h.rho + step)**-h.kappa)
         if step % max(1, steps // 50) == 0 or step == steps:
             loss = losses.nanmedian().item()
             print(f"iter {step}/{steps} | median loss {loss:.4f}", flush=True)
     theta = theta.detach()
-    bema = ema + (h["rho"] + steps)**-h["eta"] * (theta - start)
+    bema = ema + (h.rho + steps)**-h.eta * (theta - start)
     return logits, dict(raw=theta, ema=ema, bema=bema)
 
 
@@ -149,30 +149,25 @@ def measure(task, logits, weights, sequences, rng, splits=("iid",), device="cpu"
     -> lengths [[first, last], ...] and {metric: (K, n)}, on new sequences: the accuracy in sets of
     each split's size; of other tasks TVD, AUC and precision where they have them, by position.
     """
-    lengths, found, K = [], defaultdict(list), len(weights)
+    lengths, found = [], defaultdict(list)
     for split in splits:
         of_sets = split.isdigit()
         T = int(split) if of_sets else task.block_size
+        width = 1 if T < 64 else max(2, T // 64 * 2)
+        edges = [T - 1, T] if of_sets else [*range(0, T, width), T]
+        lengths += [[a + 1, b] for a, b in zip(edges, edges[1:])]
         parts = defaultdict(list)
-        for x, y in pieces(task, split, sequences, T, K, rng, device):
+        for x, y in pieces(task, split, sequences, T, len(weights), rng, device):
             z = logits(weights, x)
             for name, part in judged(task, z, x, y, of_sets).items():
                 parts[name].append(part)
         every = {name: torch.cat(part, -2) for name, part in parts.items()}
-        good = every.pop("good", None)
-        curves = {name: y.mean(1).cpu().numpy() for name, y in every.items() if name != "score"}
-        if good is not None:
-            scores, good = every["score"].cpu().numpy(), good.cpu().numpy()
-            curves["auc"] = np.stack([auc(score, good) for score in scores])
-        if of_sets:
-            edges = [0, 1]
-            lengths.append([T, T])
-        else:
-            width = 1 if T < 64 else max(2, T // 64 * 2)
-            edges = [*range(0, T, width), T]
-            lengths += [[a + 1, b] for a, b in zip(edges, edges[1:])]
-        for name, y in curves.items():
-            found[name].append(binned(y, edges))
+        if "good" in every:
+            good, scores = (every.pop(name).cpu().numpy() for name in ("good", "score"))
+            found["auc"].append(binned(np.stack([auc(score, good) for score in scores]), edges))
+        for name, y in every.items():
+            curve = y.mean(1).cpu().numpy()
+            found[name].append(curve if of_sets else binned(curve, edges))
     return lengths, {name: np.concatenate(y, 1) for name, y in found.items()}
 
 
@@ -184,8 +179,8 @@ def judged(task, z, x, y, of_sets):
     target = task.target(x)                                             # z (K, B, T, vocab)
     parts = dict(tvd=tvd(z, target))
     if task.data == "set_complement":  # an absent token's logit over any present one's
-        present = z.masked_fill(target > 0, -torch.inf).amax(-1)
-        parts["precision"] = z.masked_fill(target == 0, torch.inf).amin(-1) - present
+        absent = z.masked_fill(target == 0, torch.inf).amin(-1)
+        parts["precision"] = absent - z.masked_fill(target > 0, -torch.inf).amax(-1)
     if task.contrast is not None:
         parts["score"], parts["good"] = task.contrast(z, x)             # (K, B, T), (B, T)
     return parts
@@ -205,10 +200,11 @@ def note(trials, weights, split, lengths, measured, at):
 def search(entry, part, panel, scheme, device="cpu"):
     """All trials of one scheme on one panel's task -> a dict for the JSON."""
     torch.set_float32_matmul_precision("highest")  # no TF32
-    begin, peak, models = time.time(), entry.get("peak", 1e-2), []
+    begin, drawn, models = time.time(), [], []
     task, far = make_task(panel), make_task(panel, block_size=panel["longest"])
-    drawn = [draw_trial(np.random.default_rng([SEED, i]), peak) for i in range(part["trials"])]
-    for i in range(len(drawn)):
+    for i in range(part["trials"]):
+        rng = np.random.default_rng([SEED, i])
+        drawn.append(draw_trial(rng, entry.get("peak", 1e-2)))
         torch.manual_seed((SEED << 20) + i)
         models.append(small_model(task, scheme))
 
@@ -216,25 +212,24 @@ def search(entry, part, panel, scheme, device="cpu"):
         x, y = task.batch("train", panel["batch_size"], np.random.default_rng([SEED, step]))
         return x, task.target(torch.from_numpy(x)).numpy() if panel.get("exact") else y
 
-    splits = dict(validation=("iid",), test=("iid",))
+    splits = dict(validation=["iid"], test=["iid"])
     if task.data == "max_retrieval":  # of sets, a split for each size
-        splits = dict(validation=[str(panel["at"][0])],
-                      test=[T for T in task.splits[2:] if int(T) <= panel["longest"]])
+        splits["validation"] = [str(panel["at"][0])]
+        splits["test"] = [T for T in task.splits[2:] if int(T) <= panel["longest"]]
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
         logits, by_weights = fit(models, drawn, batch, part["steps"], device)
-        seconds = time.time() - begin
+        seconds = round(time.time() - begin, 1)
         finite = by_weights["raw"].isfinite().all(1).tolist()
         trials = [dict(hyperparameters=t, finite=f) for t, f in zip(drawn, finite)]
         if not entry.get("ema"):
             del by_weights["ema"]
         for name, weights in by_weights.items():
-            for split in ("validation", "test"):  # the best trial is chosen on the first alone
+            for split, tests in splits.items():  # the best trial is chosen on the first alone
                 rng = np.random.default_rng([SEED, 1 << 40, split == "test"])
-                bins, measured = measure(
-                    far, logits, weights, SEQUENCES, rng, splits[split], device)
+                bins, measured = measure(far, logits, weights, SEQUENCES, rng, tests, device)
                 shown = measured.keys() & entry.get("metrics", (entry["metric"], "tvd"))
                 note(trials, name, split, bins, {m: measured[m] for m in shown}, panel["at"])
-    return bins, dict(seconds=round(seconds, 1), trials=trials, environment=environment())
+    return bins, dict(seconds=seconds, trials=trials, environment=environment())
 
 
 def theorem(n=64, gap=10.0, sequences=64):
@@ -243,23 +238,25 @@ def theorem(n=64, gap=10.0, sequences=64):
     precision, and what the hard-coded models have, with their TVD, and the ranks of D and of B + D:
     at least n - 1, where a model without a norm is precise at 1 and 2 -> {norm: {name: [...]}}.
     """
-    assert n <= 64  # beyond, measure would bin
     task = make_task(dict(data="set_complement", n=n, block_size=n - 1))
     lengths, models = np.arange(2, n), {}
-    share = 1 / lengths - 1 / n   # E_i . mean of E, for a token that is present and centred E
-    post = np.sqrt((n - 1) / (1 - 1 / n + 3 * share)) / lengths
-    final = np.sqrt((n - 1) / (1 - 1 / n + (2 * n**0.5 + n) * share)) * n**0.5 / lengths
-    formulas = dict(none=1 / lengths, output=np.sqrt(n * (n - 1) / (lengths * (n - lengths))),
-                    post=post, pre_final=final)
-    for norm, formula in formulas.items():
+    share = n / lengths - 1  # n E_i . mean of E, for a token that is present and centred E
+    squares = dict(none=n * (n - 1), output=share, post=n - 1 + 3 * share,
+                   pre_final=(n - 1 + (2 * n**0.5 + n) * share) / n)
+    for norm, square in squares.items():
+        formula = np.sqrt(n * (n - 1) / square) / lengths
         c = gap / formula[0]
         model = hard_coded(n, c, norm, centred=norm != "none")
-        _, measured = measure(task, lambda _, x, model=model: model(x)[None], [0], sequences,
-                              np.random.default_rng(0))
-        rows = {k: y[0, 1:].tolist() for k, y in measured.items()}
-        models[norm] = dict(formula=(c * formula).tolist(), **rows)
-        B, D = model.E @ model.U, model.E @ model.W_V @ model.W_O @ model.U
-        models[norm]["ranks"] = torch.linalg.matrix_rank(torch.stack((D, B + D))).tolist()
+
+        def logits(_, x, model=model):
+            return model(x)[None]
+        _, measured = measure(task, logits, [0], sequences, np.random.default_rng(0))
+        D = model.E @ model.W_V @ model.W_O @ model.U
+        both = torch.stack((D, model.E @ model.U + D))
+        models[norm] = dict(formula=(c * formula).tolist(),
+                            ranks=torch.linalg.matrix_rank(both).tolist())
+        for metric, y in measured.items():
+            models[norm][metric] = y[0, 1:].tolist()
     return dict(n=n, lengths=lengths.tolist(), models=models)
 
 
@@ -268,11 +265,12 @@ def theorem(n=64, gap=10.0, sequences=64):
 
 def main(argv=None):
     parser = Parser(description=__doc__)
-    parser.add_argument("entry", help="of experiments/papers/postnorm.py")
-    parser.add_argument("--panel", required=True, help="one of the entry's, or theorem")
-    parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    parser.add_argument("--out", required=True, help="a JSON; schemes that it has are left")
+    add = parser.add_argument
+    add("entry", help="of experiments/papers/postnorm.py")
+    add("--panel", required=True, help="one of the entry's, or theorem")
+    add("--scale", default="cpu", help="cpu or paper (default: cpu)")
+    add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
+    add("--out", required=True, help="a JSON; schemes that it has are left")
     args = parser.parse_args(argv)
     _, _, entry, part = find(args.entry, args.scale)
     out = Path(args.out)
@@ -282,16 +280,16 @@ def main(argv=None):
     if args.panel not in part.get("panels", {}):
         fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
     panel = part["panels"][args.panel]
-    result = dict(command=f"python reproduce.py {args.entry} --scale {args.scale}",
-                  environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
-                  name=args.panel, schemes={})
-    result = read_run(out) or result
+    result = read_run(out) or dict(
+        command=f"python reproduce.py {args.entry} --scale {args.scale}", schemes={},
+        environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
+        name=args.panel)
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
     for scheme in entry["schemes"]:
         if scheme not in result["schemes"]:
             print(f"{args.panel}: {scheme}", flush=True)
-            result["lengths"], searched = search(entry, part, panel, scheme, str(device))
-            result["schemes"][scheme] = searched
+            searched = search(entry, part, panel, scheme, str(device))
+            result["lengths"], result["schemes"][scheme] = searched
             write_json(out, result)
 
 
