@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import experiments
-from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_json
+from common.files import ROOT, fail, in_one_line, nearest, read_json, write_json
 from common.flags import Parser
 from experiments import FOLDER, Row, find, pages, slug, tables
 
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
     def is_made(self):
         result = tables.read_run(self.path)
-        return result is not None and set(self.schemes) <= result.get("schemes", {}).keys()
+        return bool(result) and set(self.schemes) <= result.get("schemes", {}).keys()
 
 
 # -----------------------------------------------------------------------------
@@ -63,19 +63,20 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
     """
     if "panels" in table.part:
         return plan_search(table)
-    rows, jobs = with_rows(table, labels), []
+    rows, jobs, (data, sha256) = with_rows(table, labels), [], text
     for task, own in table.part.get("tasks", {"": table.part}).items():
-        flags = own["train"].replace(FOLDER, shlex.quote(text[0]))
-        for label in [label for label in rows if label in labels or not labels]:
-            row, trained = rows[label], rows[rows[label].weights_of or label]
-            into, runs = table.trainings, table.runs
+        flags = own["train"].replace(FOLDER, shlex.quote(data))
+        for label in dict.fromkeys(labels or rows):
+            row = rows[label]
+            trained, into, runs = rows[row.weights_of or label], table.trainings, table.runs
             if label not in table.part["rows"]:
-                into, runs = table.added, ROOT / table.added / "runs" / text[1][:8]
+                into, runs = table.added, ROOT / table.added / "runs" / sha256[:8]
             for seed in range(1337, 1337 + (seeds or row.seeds)):
                 before = begins_with(table, trained, seed, into)
-                last = training(into / task / text[1][:8], flags, trained.train, seed, before)
-                score = ["python", "eval.py", str(last[0]), *own["eval"].split(),
-                         *row.eval.split(), "--out", str(last[0] / f"{table.name}-{slug(label)}")]
+                last = training(into / task / sha256[:8], flags, trained.train, seed, before)
+                out = str(last[0])
+                score = ["python", "eval.py", out, *own["eval"].split(), *row.eval.split(),
+                         "--out", f"{out}/{table.name}-{slug(label)}"]
                 path = runs / task / f"{slug(label)}-{seed}.json"
                 jobs.append(Job(path, label, task, [*before, last], once(score)))
     return jobs
@@ -124,23 +125,22 @@ def commands_of(job, device):
 
 def once(words):
     """The words of a command, each flag once: of one that stands there twice the last counts."""
-    name, flags = "", {"": []}
-    for word in words:
-        if word.startswith("--"):
-            name = word.removeprefix("--").removeprefix("no-")
-            flags[name] = []
-        flags[name].append(word)
-    return [word for part in flags.values() for word in part]
+    command, *flags = shlex.join(words).split(" --")
+    last = {flag.removeprefix("no-").partition(" ")[0]: flag for flag in flags}
+    return shlex.split(" --".join([command, *last.values()]))
 
 
 def plan_search(table):
     """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
-    jobs, panels = [], table.part["panels"]
-    for panel in [*panels, *(["theorem"] if "theorem" in table.entry else [])]:
+    jobs = []
+    schemes = dict.fromkeys(table.part["panels"], table.entry["schemes"])
+    if "theorem" in table.entry:
+        schemes["theorem"] = ()
+    for panel, asked in schemes.items():
         path = table.runs / f"{slug(panel)}.json"
         words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
                  table.scale, "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, "", [], words, table.entry["schemes"] * (panel in panels)))
+        jobs.append(Job(path, panel, "", [], words, asked))
     return jobs
 
 
@@ -179,15 +179,13 @@ def task_of(flags):
 
 def need_one_text(table, source):
     """Ends where runs of another text are there: hours later their table would be refused."""
-    there = tables.runs_of(table)
-    for task, own in table.part.get("tasks", {None: table.part}).items():
-        texts = {run["data"]["sha256"] for run in there
-                 if run.get("task") == task and "sha256" in run["data"]}
-        if texts:
-            source = source or task_of(own["train"]).source
-        if texts - {source}:
-            fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {', '.join(texts)}, "
-                 f"than yours, {source}: move it away, and yours is made")
+    there = [run for run in tables.runs_of(table) if "sha256" in run["data"]]
+    for run in there[:1]:  # all are of one
+        own = table.part.get("tasks", {None: table.part})[run.get("task")]
+        theirs, source = run["data"]["sha256"], source or task_of(own["train"]).source
+        if theirs != source:
+            fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {theirs}, than "
+                 f"yours, {source}: move it away, and yours is made")
 
 
 # -----------------------------------------------------------------------------
@@ -197,12 +195,12 @@ def make(job, device):
     """Trains what is not trained, evaluates, and writes the run's file."""
     from common.checkpoint import load_checkpoint
     *begin, score = commands_of(job, device)
-    for (out, _), words in zip(job.trainings, begin):
+    for (out, asked), words in zip(job.trainings, begin):
         with TRAINING[out]:
             if not (ROOT / out / "ckpt.pt").exists():
                 run(job.name, *words)
             checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
-            need_same_flags(out, job.trainings, checkpoint["config"])
+            need_same_flags(out, asked, checkpoint["config"])
             if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
                 run(job.name, "python", "train.py", "--resume", str(out), "--no-evaluate", *device)
     run(job.name, *score)
@@ -213,30 +211,29 @@ def make(job, device):
         write_json(job.path, result)
 
 
-def need_same_flags(out, trainings, config):
+def need_same_flags(out, words, config):
     """Ends where a folder has a training of other flags, as it was before an edit of an entry."""
     from common.settings import RunConfig, new_settings
-    asked = vars(new_settings(dict(trainings)[out][2:]))
+    asked = vars(new_settings(words[2:]))
     aside = {"data", "corpus", "vocab_size", *RunConfig.__dataclass_fields__}  # where a text is
-    other = [f"{name} {config[name]} for {asked[name]}" for name in asked.keys() & config.keys()
-             if name not in aside and config[name] != asked[name]]
+    other = [f"{name} {config[name]} for {asked[name]}"
+             for name in sorted(asked.keys() & config.keys() - aside)
+             if config[name] != asked[name]]
     if other:
-        fail(f"{out} was trained with {', '.join(sorted(other))}: remove it, and it is made anew")
+        fail(f"{out} was trained with {', '.join(other)}: remove it, and it is made anew")
 
 
 def about_training(job, result, checkpoint):
     """What a run's file holds beside what eval.py says: its row, and its training."""
+    from figures.plot import logged  # and matplotlib
     (out, words), config = job.trainings[-1], result["runs"][0]["config"]
     if Path(config["data"]).is_absolute():  # where the text lay is nobody's business
         words = [result["data"]["corpus"] if word == config["data"] else word for word in words]
         config["data"] = result["data"]["corpus"]
-    about = dict(label=job.label, train_command=shlex.join(words),
-                 environment=checkpoint.get("environment", result["environment"]))
-    log = read_log(ROOT / out)
-    for key, name in dict(loss="loss", val_loss="val_loss", scores="history").items():
-        curve = [[line["iter"], line[key]] for line in log if key in line]
-        about |= {name: curve} if curve else {}
-    return about | (dict(task=job.task) if job.task else {})
+    about = dict(label=job.label, train_command=shlex.join(words), task=job.task,
+                 environment=checkpoint["environment"])
+    about |= logged(ROOT / out, job.label)  # and its curves
+    return {name: value for name, value in about.items() if value}
 
 
 def make_all(jobs, at_once, device):
@@ -247,19 +244,14 @@ def make_all(jobs, at_once, device):
     failed = []
     if at_once > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
-
-    def one(job):
-        try:
-            make(job, device)
-        except (Exception, SystemExit) as e:  # the others go on
-            failed.append(job.name)
-            if not STOPPED.is_set():
-                print(f"{job.name} failed: {e}", flush=True)
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            futures = [pool.submit(one, job) for job in jobs]
+            futures = {pool.submit(make, job, device): job.name for job in jobs}
             for n, future in enumerate(as_completed(futures), 1):
-                future.result()
+                error = future.exception()
+                if error:  # the others go on
+                    failed.append(futures[future])
+                    print(f"{failed[-1]} failed: {error}")
                 print(f"[{n} of {len(jobs)} done]", flush=True)
         except BaseException:
             with BEGINNING:
@@ -330,10 +322,9 @@ def listing():
 def show(table, added):
     """The table and the figure of what is there, and the pages; added rows' are in out/."""
     from experiments import figures  # and matplotlib
-    runs, folder = tables.runs_of(table, added), Path("results")
+    runs, folder = tables.runs_of(table, added), table.added if added else Path("results")
     if added:
-        (ROOT / table.added).mkdir(parents=True, exist_ok=True)
-        folder = table.added
+        (ROOT / folder).mkdir(parents=True, exist_ok=True)
         print(f"\nafter an edit of {' or '.join(added)} remove {folder}: what is there is used")
     if runs:
         texts = tables.tables_of(table, runs)
@@ -352,9 +343,9 @@ def main(argv=None):
         fail(f"--rows and --seeds are not for {table.name}")
     device = [] if args.device == "auto" else ["--device", args.device]
     if args.dry_run:
-        jobs = plan(table, args.rows, args.seeds, (args.data or FOLDER, ""))
-        print("\n".join("$ " + shlex.join(words) for job in jobs
-                        for words in commands_of(job, device)))
+        for job in plan(table, args.rows, args.seeds, (args.data or FOLDER, "")):
+            for words in commands_of(job, device):
+                print("$ " + shlex.join(words))
         return
     text = text_of(table, args.data)
     jobs = plan(table, args.rows, args.seeds, text)

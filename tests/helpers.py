@@ -393,7 +393,10 @@ class Inline(Executor):
 
     def submit(self, function, *args):
         future = Future()
-        future.set_result(function(*args))
+        try:
+            future.set_result(function(*args))
+        except (Exception, SystemExit) as e:
+            future.set_exception(e)
         return future
 
 
