@@ -13,7 +13,6 @@ scaled_dot_product_attention on the same q, k and v.
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
 """
 import argparse
-import itertools
 import multiprocessing
 import shlex
 import statistics
@@ -44,7 +43,6 @@ def turns(args, steps):
     seconds = {name: [] for name in steps}
     for _ in range(2 + args.repeats):
         for name, f in steps.items():
-            wait()
             start = time.perf_counter()
             f()
             wait()
@@ -80,11 +78,11 @@ def build(args, names, **shape):
 
 def compared(args):
     """nope and --models. Without these: at nano size the causal ones of all model files."""
-    names = args.models or ["rope", "alibi", "cable", "fox", "tra", "cope"]
-    if not args.models and args.size == "nano":  # but for those of experiments/
+    names = ["rope", "alibi", "cable", "fox", "tra", "cope"]
+    if args.size == "nano":  # but for those of experiments/
         names = [name for name in that_read(False)
                  if not models()[name][0].__name__.startswith("experiments.")]
-    return list(dict.fromkeys(["nope", *names]))
+    return list(dict.fromkeys(["nope", *(args.models or names)]))
 
 
 def training_step(args, name):
@@ -116,10 +114,12 @@ def train(args, _):
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(3, context) as pool:  # GPT-2 small may take 20 GB each
             list(pool.map(compile_first, [asked] * len(names), names))
-    steps = {name: training_step(args, name) for name in names}
-    seconds = turns(args, {name: step for name, (step, _) in steps.items()})
+    steps = {}
+    for name in names:
+        steps[name], tokens = training_step(args, name)
+    seconds = turns(args, steps)
     return show("train", {
-        name: dict(tok_s=round(steps[name][1] / t), of_nope=seconds["nope"] / t)
+        name: dict(tok_s=round(tokens / t), of_nope=seconds["nope"] / t)
         for name, t in seconds.items()})
 
 
@@ -152,11 +152,10 @@ def attention(args, save):
     rows = {}
     for T in args.lengths or [1024, 4096]:
         rows[T] = {}
+        much = T > MANY and "plain" in args.ways  # which keeps T x T for backward
         for name, model, calls in inputs(args, T):
-            measure(args, rows[T], name, model, calls, "forward")
-            save(rows)
-            if T <= MANY or "plain" not in args.ways:  # it keeps T x T for backward
-                measure(args, rows[T], name, model, calls, "both")
+            for key in ("forward",) if much else ("forward", "both"):
+                measure(args, rows[T], name, model, calls, key)
                 save(rows)
         show(f"attention, {T:,} tokens", rows[T])
         for name, row in rows[T].items():
@@ -207,12 +206,14 @@ def ways(args, name, model, calls):
 
 def step_of(f, model, calls, backward):
     """-> a function to time: all layers' outputs, and with backward all inputs' gradients."""
+    tensors = [*model.parameters()]  # an argument may be a function of them
+
     def leaf(x):
-        is_number = torch.is_tensor(x) and x.is_floating_point()
-        return x.detach().requires_grad_(backward) if is_number else x
+        if not torch.is_tensor(x) or not x.is_floating_point():
+            return x
+        tensors.append(x.detach().requires_grad_(backward))
+        return tensors[-1]
     calls = [[leaf(x) for x in inputs] for inputs in calls]
-    tensors = [x for x in itertools.chain(*calls) if torch.is_tensor(x) and x.requires_grad]
-    tensors += model.parameters()  # an argument may be a function of them
 
     def step():
         with torch.set_grad_enabled(backward):
@@ -226,9 +227,9 @@ def step_of(f, model, calls, backward):
 
 def measure(args, rows, name, model, calls, key):
     """One case, forward or both, into {label: row}; sdpa's row is that of the first case."""
-    steps, kernel = {}, f"{name}: kernel"
-    for label, f in ways(args, name, model, calls).items():
-        steps[label] = step_of(f, model, calls, key == "both")
+    kernel, backward = f"{name}: kernel", key == "both"
+    steps = {label: step_of(f, model, calls, backward)
+             for label, f in ways(args, name, model, calls).items()}
     seconds = turns(args, steps)
     for label, t in seconds.items():
         row = rows.setdefault(label, {})
@@ -239,14 +240,14 @@ def measure(args, rows, name, model, calls, key):
             before = torch.cuda.max_memory_allocated()
             steps[label]()
             row.setdefault(f"{key}_GB", (torch.cuda.max_memory_allocated() - before) / 1e9)
-    if key == "both" and {name, kernel} <= steps.keys():
+    if backward and {name, kernel} <= steps.keys():
         rows[kernel]["differs"] = difference(steps[kernel](), steps[name]())
 
 
 def difference(ours, theirs):
     """The largest difference of an output or a gradient, over the largest value of the same."""
-    pairs = [(a, b) for a, b in zip(ours, theirs) if b is not None]
-    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    return max(((a - b).abs().max() / b.abs().max()).item()
+               for a, b in zip(ours, theirs) if b is not None)
 
 
 # -----------------------------------------------------------------------------
@@ -279,19 +280,20 @@ def parse(argv):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     args.device, args.autocast, words = setup(args)
     args.vocab_size = 257 if args.size == "nano" else 50304
     stem = ".".join(["bench", *args.what, args.device.type])
     out = Path(args.out or ROOT / "results" / f"{stem}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    asked = sys.argv[1:] if argv is None else map(str, argv)
-    command = shlex.join(["python", "-m", "kernels.bench", *asked])
+    command = shlex.join(["python", "-m", "kernels.bench", *argv])
     result = dict(command=command, environment=environment(), size=args.size, where=words)
-    for what in args.what:  # what was measured stays, should time or memory end
-        rows = WHAT[what](args, lambda rows, what=what: write_json(out, result | {what: rows}))
-        result[what] = rows
-        write_json(out, result)
+    for what in args.what:
+        def save(rows, what=what):  # what was measured stays, should time or memory end
+            result[what] = rows
+            write_json(out, result)
+        save(WHAT[what](args, save))
     print(f"wrote {out}")
 
 
