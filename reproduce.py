@@ -125,9 +125,13 @@ def commands_of(job, device):
 
 def once(words):
     """The words of a command, each flag once: of one that stands there twice the last counts."""
-    command, *flags = shlex.join(words).split(" --")
-    last = {flag.removeprefix("no-").partition(" ")[0]: flag for flag in flags}
-    return shlex.split(" --".join([command, *last.values()]))
+    name, flags = "", {"": []}
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").removeprefix("no-")
+            flags[name] = []
+        flags[name].append(word)
+    return [word for part in flags.values() for word in part]
 
 
 def plan_search(table):
@@ -231,7 +235,7 @@ def about_training(job, result, checkpoint):
         words = [result["data"]["corpus"] if word == config["data"] else word for word in words]
         config["data"] = result["data"]["corpus"]
     about = dict(label=job.label, train_command=shlex.join(words), task=job.task,
-                 environment=checkpoint["environment"])
+                 environment=checkpoint.get("environment", result["environment"]))
     about |= logged(ROOT / out, job.label)  # and its curves
     return {name: value for name, value in about.items() if value}
 

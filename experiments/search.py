@@ -17,6 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -106,9 +107,8 @@ def fit(models, trials, batch, steps, device="cpu"):
     start = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models])
     theta = start.clone().requires_grad_()
     matrix = decays(models[0])
-    h = argparse.Namespace()  # of (K, 1)
-    for name in trials[0]:
-        setattr(h, name, torch.tensor([[trial[name]] for trial in trials], device=device))
+    h = SimpleNamespace(**{name: torch.tensor([[trial[name]] for trial in trials], device=device)
+                           for name in trials[0]})                      # (K, 1)
     warmup = (h.warmup * steps).round().clamp(min=1)
     m, v, ema = torch.zeros_like(theta), torch.zeros_like(theta), start.clone()
     for step in range(1, steps + 1):

@@ -29,7 +29,7 @@ def tables_of(table, runs):
     if "tasks" in part:
         return [matrix_table(entry["columns"], runs)]
     if "scores" in runs[0]:
-        return [task_table(entry["columns"], runs, numbers)]
+        return [task_table(entry.get("columns", ()), runs, numbers)]
     if "search" in runs[0]:
         return retrieval_tables(runs, numbers)
     texts = text_tables(runs, numbers, part.get("published_at", ()))
@@ -353,6 +353,8 @@ def task_table(columns, runs, numbers):
     """Rates in %, beside the paper's."""
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
     have = [f"{split} {metric}" for split, by in runs[0]["scores"][first].items() for metric in by]
+    if not columns:
+        fail(f"a task's entry needs columns, of {', '.join(have)}")
     heads = []
     for n, (name, *asked) in enumerate(columns):
         words = " ".join(asked)
