@@ -9,8 +9,9 @@ Every table and figure that this repository reproduces, each by one command.
 
 A run is a file, results/runs/TABLE.SCALE/[TASK/]ROW-SEED.json: what is there is used, what is
 absent is made, so after Ctrl-C the same command continues. Trainings are in out/, and go on where
-they were stopped. Then the pages of results/ are filled, and the figure is drawn. Rows that a table
-lacks, each a model's name, are for you alone: all that they make is in out/.
+they were stopped. Then the table is printed, its figure is drawn, and the pages of results/ are
+filled. Rows that a table lacks, each a model's name, are for you alone: all that they make is in
+out/.
 """
 import os
 import re
@@ -260,7 +261,7 @@ def make_all(jobs, at_once, device):
         except BaseException:
             with BEGINNING:
                 STOPPED.set()
-                for process in RUNNING:
+                for process in list(RUNNING):  # which shrinks as they end
                     process.terminate()  # Windows knows no SIGINT of another process
             pool.shutdown(cancel_futures=True)
             raise

@@ -63,8 +63,8 @@ def plotted(table, runs, out):
 # -----------------------------------------------------------------------------
 # tables in colours
 
-COLOURS = "colours: from the worst of a column, red, to the best, blue; "
-MATRIX = COLOURS + """they span 10 points, 10 % of a perplexity or 0.05 at least
+MATRIX = """colours: from the worst of a column, red, to the best, blue; they span 10 points, \
+10 % of a perplexity or 0.05 at least
 ↓: less is better, all others are % right, or AUC; ends: no positions for such lengths
 iid: as in training; TVD: total variation distance; AUC: area under the ROC curve"""
 SCORES = "colours: from all wrong, red, to all right, blue"

@@ -9,8 +9,8 @@ is filled by reproduce.py and by
     python -m experiments.pages
 
 NAME is an entry, with all of its scales that have runs, a JSON file in results/ without its ending,
-or not_run. The first table of a block is open,
-the others are folded. Below is the command that makes it, where its runs are, and on what they ran.
+or not_run. The first table of a block is open, the others are folded. Below is the command that
+makes it, where its runs are, and on what they ran.
 """
 import re
 import sys

@@ -6,9 +6,9 @@ a cell.
     tables_of(table, runs)  [(caption, Markdown), ...] of them
     tables_in(result)       the same of one JSON that eval.py or kernels/bench.py wrote
 
-± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest and
-the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or in
-[square] brackets the 95 % interval of its test sequences.
+± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest
+and the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or
+in [square] brackets the 95 % interval of its test sequences.
 """
 import json
 import math
@@ -101,14 +101,13 @@ def texts_of(runs):
 
 def panels_of(table):
     """A random search's panels, with the entry's schemes, and last its hard-coded models."""
-    shown = []
-    for words in [*table.part["panels"], "theorem"]:
-        panel = read_run(table.runs / f"{slug(words)}.json")
-        if panel:
-            there = panel.get("schemes", {})
-            asked = [scheme for scheme in table.entry["schemes"] if scheme in there]
-            shown.append(panel | dict(schemes={scheme: there[scheme] for scheme in asked}))
-    return shown
+    shown, theorem = [], read_run(table.runs / "theorem.json")
+    for words in table.part["panels"]:
+        panel = read_run(table.runs / f"{slug(words)}.json") or dict(schemes={})
+        there = [scheme for scheme in table.entry["schemes"] if scheme in panel["schemes"]]
+        if there:
+            shown.append(panel | dict(schemes={s: panel["schemes"][s] for s in there}))
+    return shown + ([theorem] if shown and theorem else [])
 
 
 # -----------------------------------------------------------------------------

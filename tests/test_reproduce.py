@@ -302,10 +302,9 @@ def test_tables_of_tasks_by_hand():
 
 
 def test_the_papers_numbers_are_of_entries_and_rows():
-    """papers.json has no others; TRA's have a standard deviation each."""
-    from experiments import entries
+    """papers.json has no others, but for RoPE on code, which has no run."""
     for name, numbers in published().items():
+        entry = experiments.entries()[name]
         labels = {label for scale in ("cpu", "paper")
-                  for label in entries()[name].get(scale, {}).get("rows", {})}
-        assert numbers.keys() <= labels | {"rope"}, name
-    assert published()["tra_table1"]["tra"] == [[100, 0.0]] * 3
+                  for label in entry.get(scale, {}).get("rows", {})}
+        assert numbers.keys() - labels <= ({"rope"} if name == "cope_table5" else set()), name
