@@ -24,10 +24,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from common import names
+from common import ROOT, names
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
-from common.files import ROOT, fail, in_one_line, script, write_json
+from common.exits import fail, in_one_line, script
+from common.files import write_json
 from common.flags import Parser, add_run_flags
 from scoring import Options, describe
 

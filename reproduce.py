@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import experiments
-from common.files import ROOT, fail, in_one_line, nearest, read_json, write_json
+from common import ROOT
+from common.exits import fail, in_one_line, nearest
+from common.files import read_json, write_json
 from common.flags import Parser
 from experiments import FOLDER, Row, find, pages, slug, tables
 

@@ -18,7 +18,7 @@ import torch
 import data
 from common.checkpoint import checkpoints, load_checkpoint, load_run
 from common.device import setup
-from common.files import fail, in_one_line
+from common.exits import fail, in_one_line
 from common.flags import Parser, add_run_flags
 from common.names import new_cache, trained_on
 from data.corpora import read as read_file

@@ -33,7 +33,8 @@ from common.batches import batches
 from common.bema import BEMA
 from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from common.device import environment, setup
-from common.files import asked_to_stop, fail, in_one_line, say, script, write_safely
+from common.exits import asked_to_stop, fail, in_one_line, say, script
+from common.files import write_safely
 from common.log import in_words, open_log, report
 from common.settings import check, configs, new_settings, resumed_settings
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from common.files import fail
+from common.exits import fail
 
 try:
     import kernels

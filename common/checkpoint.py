@@ -7,7 +7,7 @@ import torch
 
 from common import names
 from common.bema import BEMA
-from common.files import fail
+from common.exits import fail
 
 KEYS = {"config", "model", "iter", "source", "kept", "seconds", "best_val_loss"}
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from common import ROOT
 from common.attention import use_kernels
-from common.files import ROOT, fail
+from common.exits import fail
 
 
 def setup(args):

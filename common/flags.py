@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from common.files import fail
+from common.exits import fail
 
 COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass field
 

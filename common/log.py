@@ -2,7 +2,8 @@
 import json
 from contextlib import suppress
 
-from common.files import fail, log_lines, say, strict
+from common.exits import fail, say
+from common.files import log_lines, strict
 
 try:
     import fcntl

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import data
 import data.text
+from common import ROOT
 from common.attention import install
-from common.files import ROOT, fail, nearest
+from common.exits import fail, nearest
 
 # -----------------------------------------------------------------------------
 # models

@@ -6,7 +6,7 @@ from typing import Literal
 
 from common import flags, names
 from common.checkpoint import check_text
-from common.files import fail, nearest
+from common.exits import fail, nearest
 
 
 @dataclass

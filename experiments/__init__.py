@@ -58,7 +58,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from common.files import ROOT, fail, nearest
+from common import ROOT
+from common.exits import fail, nearest
 
 PAPERS = Path(__file__).parent / "papers"
 SCALES = "cpu", "gpu", "paper"

@@ -17,7 +17,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from common.files import ROOT, script, write_figure
+from common import ROOT
+from common.exits import script
+from common.files import write_figure
 from experiments import REPAIRS, find, tables
 from figures import plot
 

@@ -15,7 +15,9 @@ makes it, where its runs are, and on what they ran.
 import re
 import sys
 
-from common.files import ROOT, fail, in_one_line, nearest, read_json, write_text
+from common import ROOT
+from common.exits import fail, in_one_line, nearest
+from common.files import read_json, write_text
 from experiments import FOLDER, SCALES, entries, find, tables
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n)(?:(?!<!-- table ).)*?(<!-- /table -->)", re.S)

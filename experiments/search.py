@@ -28,7 +28,8 @@ from torch.nn.utils import parameters_to_vector
 
 import model_postnorm
 from common.device import environment, setup
-from common.files import fail, in_one_line, nearest, write_json
+from common.exits import fail, in_one_line, nearest
+from common.files import write_json
 from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd

@@ -15,7 +15,8 @@ import math
 import statistics
 import sys
 
-from common.files import ROOT, fail, nearest
+from common import ROOT
+from common.exits import fail, nearest
 from experiments import published, slug
 
 

@@ -26,9 +26,11 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from common import ROOT
 from common.attention import attention_inputs, attention_module, plain_function
 from common.checkpoint import check_text, load_run
-from common.files import ROOT, fail, in_one_line, write_figure
+from common.exits import fail, in_one_line
+from common.files import write_figure
 from common.flags import Parser, add_set
 from common.names import is_encoder, make_task, trained_on
 from data import check_split

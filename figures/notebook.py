@@ -9,7 +9,9 @@ Colab finds no files beside a text. The address to clone is the one in GUIDE.md'
 import re
 import sys
 
-from common.files import ROOT, in_one_line, write_json
+from common import ROOT
+from common.exits import in_one_line
+from common.files import write_json
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.S | re.M)
 PICTURE = re.compile(r"^!\[.*\]\((results/.*)\)\n", re.M)

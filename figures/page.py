@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from common.attention import attention_module
-from common.files import fail, in_one_line, write_text
+from common.exits import fail, in_one_line
+from common.files import write_text
 from common.flags import Parser, add_set
 from data import in_pieces
 from figures.maps import beside, load_runs, look, same_sequence, sharpest

@@ -27,7 +27,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from common.files import ROOT, fail, in_one_line, nearest, read_json, read_log, write_figure
+from common import ROOT
+from common.exits import fail, in_one_line, nearest
+from common.files import read_json, read_log, write_figure
 from common.flags import Parser
 from scoring import binned
 

@@ -26,10 +26,12 @@ import torch
 from torch.nn import functional as F
 
 import kernels
+from common import ROOT
 from common.attention import attention_inputs, attention_module, has_ways, plain_function
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
-from common.files import ROOT, fail, in_one_line, write_json
+from common.exits import fail, in_one_line
+from common.files import write_json
 from common.flags import Parser, add_run_flags
 from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
 from data import piece

@@ -24,7 +24,7 @@ import rivals.path
 import rivals.rope
 import rivals.ssmax
 import rivals.stick
-from common.files import fail, in_one_line, nearest
+from common.exits import fail, in_one_line, nearest
 
 T, D, P = 7, 4, 5  # tokens, the size of a head, positions in CoPE's table
 

@@ -22,8 +22,8 @@ import kernels
 import model_cable
 import model_cope
 import model_tra
-from common import files, names
-from common.files import ROOT, in_one_line
+from common import ROOT, exits, files, names
+from common.exits import in_one_line
 from rivals import classics, fox, stick
 
 torch.set_num_threads(1)
@@ -247,7 +247,7 @@ def main_of(script):
 
 
 def in_process(script, *words):
-    """What files.script does, in this process."""
+    """What exits.script does, in this process."""
     print("\n$ python", script, *words, flush=True)
     code = exit_code(main_of(script), [str(word) for word in words])
     if code:
@@ -280,10 +280,10 @@ def sketched(fig, path, **how):
 
 def patch_everywhere(patch, name, value, new):
     """Every module of the repository that has imported this value by this name gets a new one."""
-    stays = "tests.", "common.files", "common.names"  # complaints, models and tasks: the repository
+    stays = "tests.", "common.exits", "common.names"  # complaints, models and tasks: the repository
     for module in list(sys.modules.values()):
         of_ours = str(getattr(module, "__file__", "")).startswith(str(ROOT))
-        if of_ours and not module.__name__.startswith(stays):
+        if of_ours and module.__name__ != "common" and not module.__name__.startswith(stays):
             if vars(module).get(name) == value:
                 patch.setattr(module, name, new)
 
@@ -297,7 +297,7 @@ def standing_in(folder, draw=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch_everywhere(patch, "ROOT", ROOT, folder)
-        patch_everywhere(patch, "script", files.script, in_process)
+        patch_everywhere(patch, "script", exits.script, in_process)
         patch.setattr(data.text, "PREPARED", folder / "prepared")
         patch.setitem(pyplot.rcParams, "figure.dpi", 40)
         if not draw:

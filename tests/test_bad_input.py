@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common import names
-from common.files import in_one_line
+from common.exits import in_one_line
 from common.log import open_log
 from tests.helpers import TINY_FLAGS, TINY_RUN, command, complaint, losses
 

@@ -62,7 +62,7 @@ def test_signals_that_a_compilation_takes_are_taken_back(tmp_path):
     """`timeout` sends two: LLVM's handler would leave the second one to the system's."""
     code = """if True:
         import ctypes, signal, torch
-        from common.files import asked_to_stop
+        from common.exits import asked_to_stop
         from kernels.common import constants, edges_kernel
         from tests.test_kernels_triton import compiled
         def handler():
