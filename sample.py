@@ -4,7 +4,6 @@ Write text with a trained model, as far beyond its training length as you like.
     python sample.py                                            the newest run on text under out/
     python sample.py out/cable-stdlib-nano --prompt "def " --max_new_tokens 4096
     python sample.py --prompt_file README.md --temperature 0    greedy; long prompts are normal
-    python sample.py --prompt "def " --top_p 0.9 --stop "def "  one function
 
 Text streams to stdout as it comes; the speed goes to stderr.
 """
@@ -67,30 +66,20 @@ def likeliest(p, top_k=0, top_p=1.0):
 def write(model, idx, prompt, encoding, args):
     """Stream one text to stdout, after its prompt. -> tokens written; speed, why it ended."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
-    if prompt is not None:
-        print(utf8.decode(prompt), end="", flush=True)
-    n, start, ended, text = 0, 0.0, "", ""
-    held_back = max(0, len(args.stop) - 1)  # characters that may be the beginning of --stop
+    print(utf8.decode(prompt), end="", flush=True)
+    n, start, ended = 0, 0.0, ""
     try:
         for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k,
                             args.top_p, encoding.n_vocab):
             if n == 0:
                 start = time.monotonic()  # the clock starts after the prompt
             n += 1
-            text += utf8.decode(encoding.decode_bytes(new[0].tolist()))
-            if args.stop and args.stop in text:
-                text, ended = text.partition(args.stop)[0], f"; then came {args.stop!r}"
-                utf8.reset()
-                break
-            ready = len(text) - held_back
-            if ready > 0:
-                print(text[:ready], end="", flush=True)
-                text = text[ready:]
+            print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
     except ValueError as e:  # an encoding that ends
         if not n:
             raise
         ended = f"; {e}"
-    print(text + utf8.decode(b"", final=True), flush=True)
+    print(utf8.decode(b"", final=True), flush=True)
     speed = f", {(n - 1) / (time.monotonic() - start):,.0f} tok/s" if n > 1 else ""
     return n, speed + ended
 
@@ -112,7 +101,6 @@ def parse(argv):
     add("--top_k", type=int, default=0, help="only the k likeliest tokens; 0 is all (default: 0)")
     add("--top_p", type=float, default=1.0,
         help="only the fewest tokens whose probabilities sum to p (default: 1, all)")
-    add("--stop", default="", metavar="TEXT", help="end before this text")
     add("--seed", type=int, default=1337, help="of the sampling (default: 1337)")
     add_run_flags(parser, bema="the BEMA weights of a run trained with --bema")
     args = parser.parse_args(argv)
@@ -136,10 +124,8 @@ def newest_run():
 
 def main(argv=None):
     args = parse(argv)
-    prompt = None  # begin a new document
-    if args.prompt is not None:
-        prompt = args.prompt.encode("utf-8", "surrogateescape")
-    elif args.prompt_file is not None:
+    prompt = (args.prompt or "").encode("utf-8", "surrogateescape")  # "" begins a new document
+    if args.prompt_file:
         prompt = read_file(args.prompt_file)
     device, context, where = setup(args)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length: 40 ms a token
@@ -147,10 +133,8 @@ def main(argv=None):
     task = trained_on(run.config)
     if not task.encoding:
         fail(f"{run.path} was trained on {run.config['data']} and writes no text")
-    if prompt == b"":
-        fail("the prompt is empty; leave it out to begin a new document")
     encoding = task.encoding(run.config)
-    ids = encode(encoding, prompt or b"").tolist()
+    ids = encode(encoding, prompt).tolist()
     ids = ids[1:] or ids  # after an end-of-text token, or that token alone
     T, say = run.config["block_size"], partial(print, file=sys.stderr)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "

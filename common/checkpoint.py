@@ -103,6 +103,17 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     return Run(path, name, model.to(device).eval(), config, checkpoint)
 
 
+def check_same(runs, settings):
+    """Fails unless all runs have the same of these settings."""
+    first = runs[0]
+    for run in runs:
+        for name in sorted(settings & run.config.keys() & first.config.keys()):
+            theirs, other = run.config[name], first.config[name]
+            if theirs != other:
+                fail(f"{run.path} was trained with {name}={theirs}, {first.path} with "
+                     f"{name}={other}: score them one by one")
+
+
 def check_text(config, source):
     """
     Fails unless a run's text is a known corpus or was prepared on this machine with the same

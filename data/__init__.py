@@ -33,7 +33,7 @@ class Task:
 
     splits = ("train", "iid")  # train on the first, validate on the second, test all but the first
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
-    scoring = "scoring.rates"  # the module that says what its numbers are, for eval.py
+    unit = "sequences"         # what eval.py counts: its flag --sequences says how many
     stretches = True           # whether a larger block_size makes the sequences longer
     source = ""                # sha256 of a text: a checkpoint keeps what it was trained on
 
@@ -44,8 +44,10 @@ class Task:
     #     and what always giving the commonest one would get
     # holder(x) -> (B, T) int64, the position of the token that has the answer at each, -1 where
     #     nothing is asked: figures/page.py opens a page at the head that looks there
+    # evaluate(runs, args) -> what eval.py's JSON says, and a row of numbers for each run: of a task
+    #     that is not scored by `score` (encoders/retrieval.py)
     # encoding(config) -> the tiktoken Encoding in which a model writes text; called on the class
-    target = contrast = answer = holder = encoding = None
+    target = contrast = answer = holder = evaluate = encoding = None
 
     @property
     def validation_splits(self):

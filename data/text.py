@@ -45,7 +45,7 @@ class Task(tasks.Task):
 
     splits = SPLITS
     validation_splits = SPLITS[1:2]
-    scoring = "scoring.perplexity"
+    unit = "tokens"
     defaults = {
         "nano": dict(  # for two CPU cores
             n_layer=4, n_head=4, n_embd=128, block_size=256, batch_size=16, max_iters=750,

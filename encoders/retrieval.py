@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from data import corpora, text
-from encoders import pairs
+from encoders import pairs, scoring
 from encoders.mlm import PAD, CutTask
 
 PLACES = 16  # in a file, among which its hard negatives are chosen
@@ -41,7 +41,7 @@ class Task(CutTask):
     hard_negatives: bool = True  # also tell a definition from another place of its file
 
     validation_splits = corpora.SPLITS[1:2]
-    scoring = "encoders.scoring"
+    unit = "queries"
     # paper: CABLE, section 5.2: 1.25 million samples once; nano: for one CPU core
     defaults = {
         "nano": dict(
@@ -170,8 +170,11 @@ class Task(CutTask):
         return score, (to_document + to_query) / 2
 
     def score(self, logits, x, y):
-        """A batch is too small to search in: scoring.py does."""
+        """A batch is too small to search in."""
         return {}
+
+    def evaluate(self, runs, args):
+        return scoring.evaluate(self, runs, args)
 
 
 def trim(idx):

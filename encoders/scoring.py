@@ -13,91 +13,89 @@ import time
 import numpy as np
 import torch
 
-from data import check_split, text
+from common.checkpoint import check_same
+from common.exits import fail
+from data import text
 from encoders.bm25 import bm25_scores, words_of
 from encoders.mlm import cut_to
-from scoring import check_same, resampled
 
-UNIT, AMOUNT = "queries", 1000  # what eval.py counts, also its flag, and how many it takes
-FIGURE = "ndcg"                 # of figures/plot.py: what eval.py draws
-LONGER = (1, 2, 4, 8, 16, 32)   # times the training length: what documents are cut to
-TOKENS = 2**14                  # that go through an encoder at once
+QUERIES = 1000                 # that are asked if --queries says nothing
+LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to
+TOKENS = 2**14                 # that go through an encoder at once
 
 
-class Scores:
-    """Every run is asked the same queries, among the same documents."""
-    def __init__(self, task, runs, options):
-        if options.strided or options.again:
-            raise ValueError("--strided and --again are for text, not for a search")
-        check_same(runs, {"tokenizer", "block_size", "query_size"})
-        split, T = options.split or "test", task.block_size
-        check_split(split, task.splits)
-        self.lengths = sorted(set(options.lengths or [T * m for m in LONGER]))
-        if any(L % T for L in self.lengths):
-            raise ValueError(f"--lengths of a search must be multiples of the training length, {T}:"
-                             " its windows are of that length")
-        self.task, self.options, self.split = task, options, split
-        self.documents, queries, of = collection(task, split, self.lengths[-1])
-        asked = np.random.default_rng(options.seed).permutation(len(queries))[:options.amount]
-        if not len(asked):
-            raise ValueError(f"no query of {split} is answered in the first {self.lengths[-1]} "
-                             "tokens")
-        self.queries, self.of = [queries[n] for n in asked], of[asked]
-        self.chance = float(ndcg(np.arange(1, len(self.documents) + 1)).mean())
-        print(f"nDCG@10 in % (chance {100 * self.chance:.1f}): {len(asked):,} queries, "
-              f"{len(self.documents):,} documents of {task.corpus} ({split}), cut to length; "
-              f"{options.words}", flush=True)
+def evaluate(task, runs, args):
+    """
+    Every run is asked the same queries, among the same documents -> what the JSON says,
+    and a row for each run.
+    """
+    check_same(runs, {"tokenizer", "block_size", "query_size"})
+    split, T = args.split or "test", task.block_size
+    lengths = sorted(set(args.lengths or [T * m for m in LONGER]))
+    if any(L % T for L in lengths):
+        fail(f"--lengths of a search must be multiples of the training length, {T}: its windows "
+             "are of that length")
+    documents, queries, of = collection(task, split, lengths[-1])
+    asked = np.random.default_rng(args.seed).permutation(len(queries))[:args.queries or QUERIES]
+    if not len(asked):
+        fail(f"no query of {split} is answered in the first {lengths[-1]} tokens")
+    queries, of = [queries[n] for n in asked], of[asked]
+    chance = float(ndcg(np.arange(1, len(documents) + 1)).mean())
+    print(f"nDCG@10 in % (chance {100 * chance:.1f}): {len(asked):,} queries, {len(documents):,} "
+          f"documents of {task.corpus} ({split}), cut to length", flush=True)
 
-        decode = text.get_encoding(task.tokenizer).decode
-        words = [words_of(decode(tokens.tolist())) for tokens in self.queries]
-        self.bm25 = {}
-        for L in self.lengths:
-            cut = (words_of(decode(tokens[:L].tolist())) for tokens in self.documents)
-            self.bm25[L] = ranks(bm25_scores(words, cut), self.of)
+    bm25, rows = bm25_places(task, documents, queries, of, lengths), []
+    for run in runs:
+        start = time.monotonic()
+        places = places_of(run, task, documents, queries, of, lengths) | dict(bm25=bm25)
+        row = dict(search={}, places={})
+        for reading, by_length in places.items():
+            row["search"][reading] = {L: summary(found, of, args.seed)
+                                      for L, found in by_length.items()}
+        row["places"] = {L: found.tolist() for L, found in places["whole"].items()}
+        row["eval_seconds"] = round(time.monotonic() - start, 2)
+        print_row(run.name, row, lengths)
+        rows.append(row)
+    return dict(
+        data=dict(corpus=task.corpus, sha256=task.source), split=split, queries=len(queries),
+        documents=len(documents), chance=chance, lengths=lengths, answers=of.tolist()), rows
 
-    def start(self, run, row):
-        """A run's vectors of every query, and of every window of every document."""
-        self.began = time.monotonic()
-        table = cut_to(run.checkpoint["kept"]["vocabulary"])
-        self.ours = [table[tokens] for tokens in self.documents]
-        self.asked = embed(run.model, [table[tokens] for tokens in self.queries], self.options)
-        windows, self.owner, self.first = windows_of(self.ours, self.task.block_size)
-        self.by_window = self.asked @ embed(run.model, windows, self.options).T
-        self.places = dict(whole={}, windows={}, bm25=self.bm25)
 
-    def score(self, run, row, T):
-        """At which place the right documents come when all are cut to T tokens."""
-        seen = self.first < T
-        best = best_window(self.by_window[:, seen], self.owner[seen])
-        self.places["windows"][T] = ranks(best, self.of)
+def bm25_places(task, documents, queries, of, lengths):
+    """{length: at which place BM25 has the right documents}"""
+    decode = text.get_encoding(task.tokenizer).decode
+    words, places = [words_of(decode(tokens.tolist())) for tokens in queries], {}
+    for L in lengths:
+        cut = (words_of(decode(tokens[:L].tolist())) for tokens in documents)
+        places[L] = ranks(bm25_scores(words, cut), of)
+    return places
+
+
+def places_of(run, task, documents, queries, of, lengths):
+    """
+    {"whole" or "windows": {length: at which place the right documents come}}, all documents cut to
+    that length: read as a whole, and by the best of their windows of the training length.
+    """
+    table = cut_to(run.checkpoint["kept"]["vocabulary"])
+    ours = [table[tokens] for tokens in documents]
+    asked = embed(run.model, [table[tokens] for tokens in queries])
+    windows, owner, first = windows_of(ours, task.block_size)
+    by_window = asked @ embed(run.model, windows).T
+    places = dict(whole={}, windows={})
+    for L in lengths:
+        seen = first < L
+        places["windows"][L] = ranks(best_window(by_window[:, seen], owner[seen]), of)
         try:
-            cut = [tokens[:T] for tokens in self.ours]
-            whole = self.asked @ embed(run.model, cut, self.options).T
-            self.places["whole"][T] = ranks(whole, self.of)
+            whole = asked @ embed(run.model, [tokens[:L] for tokens in ours]).T
+            places["whole"][L] = ranks(whole, of)
         except ValueError as e:  # an encoding that ends
             print(f"  {run.name}: {e}")
-
-    def finish(self, run, row):
-        """From places to numbers -> True: the best window always has one."""
-        row["search"] = {}
-        for reading, by_length in self.places.items():
-            row["search"][reading] = {L: summary(places, self.of, self.options.seed)
-                                      for L, places in by_length.items()}
-        row["places"] = {L: places.tolist() for L, places in self.places["whole"].items()}
-        row["eval_seconds"] = round(time.monotonic() - self.began, 2)
-        print_row(row, self.lengths)
-        return True
-
-    def about(self):
-        return dict(
-            data=dict(corpus=self.task.corpus, sha256=self.task.source), split=self.split,
-            queries=len(self.queries), documents=len(self.documents), chance=self.chance,
-            lengths=self.lengths, answers=self.of.tolist())
+    return places
 
 
-def print_row(row, lengths):
+def print_row(name, row, lengths):
     """A run's nDCG@10 in %, ± half of the interval."""
-    print(f"\n{row['name']:<16}" + "".join(f"{L:>13,}" for L in lengths))
+    print(f"\n{name:<16}" + "".join(f"{L:>13,}" for L in lengths))
     for reading, by_length in row["search"].items():
         line = f"{reading:<16}"
         for L in lengths:
@@ -127,7 +125,8 @@ def collection(task, split, limit):
 # -----------------------------------------------------------------------------
 # texts as vectors
 
-def embed(model, texts, options):
+@torch.no_grad()
+def embed(model, texts):
     """
     Texts, a list of (n,) token arrays -> (N, C) unit vectors. Those of like lengths go through the
     model together, TOKENS with their padding.
@@ -141,8 +140,8 @@ def embed(model, texts, options):
         idx = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is padding
         for row, n in zip(idx, batch):
             row[:len(texts[n])] = torch.from_numpy(texts[n])
-        with options.context, torch.no_grad():
-            vectors[batch] = model.embed(idx.to(options.device)).float().cpu().numpy()
+        idx = idx.to(next(model.parameters()).device)
+        vectors[batch] = model.embed(idx).float().cpu().numpy()
     return vectors
 
 
@@ -188,3 +187,18 @@ def bootstrap(values, groups, seed=0):
     """The 95 % interval of the mean of values (Q,) in groups (Q,): low, high. Of one group NaN."""
     _, group = np.unique(groups, return_inverse=True)
     return resampled(np.bincount(group, values), np.bincount(group), seed)
+
+
+def resampled(sums, sizes, seed=0, times=1000):
+    """
+    The 95 % interval of sum(sums) / sum(sizes), by the bootstrap: n groups, such as documents, are
+    drawn anew from the n that there are, as what belongs to one is not independent. -> [low, high],
+    of a single group NaN.
+    """
+    if len(sizes) < 2:
+        return [np.nan, np.nan]
+    rng, means = np.random.default_rng(seed), []
+    for _ in range(times):
+        drawn = rng.integers(0, len(sizes), len(sizes))
+        means.append(sums[drawn].sum() / sizes[drawn].sum())
+    return np.quantile(means, (0.025, 0.975)).tolist()

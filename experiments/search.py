@@ -15,6 +15,7 @@ which a trial's number is the mean. The ranges of the hyper-parameters are ours.
 import argparse
 import sys
 import time
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +34,10 @@ from common.files import write_json
 from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd
+from eval import auc
 from experiments import find
 from experiments.tables import read_run
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
-from scoring import binned
-from scoring.rates import auc
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
 
@@ -185,6 +185,14 @@ def judged(task, z, x, y, of_sets):
     if task.contrast is not None:
         parts["score"], parts["good"] = task.contrast(z, x)             # (K, B, T), (B, T)
     return parts
+
+
+def binned(values, edges):
+    """Means of values (..., T) between edges (n + 1,) -> (..., n), NaNs left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # mean of nothing
+        means = [np.nanmean(values[..., a:b], -1) for a, b in zip(edges, edges[1:])]
+        return np.stack(means, -1)
 
 
 def note(trials, weights, split, lengths, measured, at):

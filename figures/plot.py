@@ -31,7 +31,6 @@ from common import ROOT
 from common.exits import fail, in_one_line, nearest
 from common.files import read_json, read_log, write_figure
 from common.flags import Parser
-from scoring import binned
 
 STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -454,6 +453,12 @@ def positions(args):
     parts = by_panel(groups, titles, points)
     fig, _ = figure(parts, "position (tokens)", spelled(metric), groups)
     save(fig, args, f".{metric}.png")
+
+
+def binned(values, edges):
+    """Means of values (T,) between edges (n + 1,), NaNs left out."""
+    parts = [values[a:b][~np.isnan(values[a:b])] for a, b in zip(edges, edges[1:])]
+    return [part.mean() if len(part) else math.nan for part in parts]
 
 
 def smooth(ys):

@@ -32,7 +32,7 @@ if hasattr(signal, "SIGHUP"):  # not on Windows
 
 def copy_repository(folder):
     """Every module outside the tests."""
-    rooms = "common", "data", "kernels", "figures", "scoring"
+    rooms = "common", "data", "kernels", "figures"
     for part in (".", *rooms, "experiments", "experiments/papers", *names.ROOMS):
         for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
             target = folder / path.relative_to(ROOT)

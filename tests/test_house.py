@@ -5,10 +5,10 @@ import graphlib
 from tests.helpers import MODEL_FILES, ROOT
 
 ROOMS = ("common", "data", "encoders", "experiments", "experiments/papers", "experiments/variants",
-         "figures", "kernels", "rivals", "scoring", "tests")
+         "figures", "kernels", "rivals", "tests")
 SOURCES = [path for room in (".", *ROOMS) for path in sorted((ROOT / room).glob("*.py"))]
 # From the ground up: what stands on a floor may import from its own and from those below
-FLOORS = ("kernels rivals", "data", "common scoring", "encoders figures train sample eval",
+FLOORS = ("kernels rivals", "data", "common", "encoders figures train sample eval",
           "experiments", "reproduce", "tests test_all")
 OWN = "kernels.bench",  # a program of its own, which uses models and scripts
 MODELS = [*MODEL_FILES, ROOT / "encoders/bert.py"]
