@@ -281,7 +281,8 @@ def theorem(panel, hard_coded, out):
         formula, measured = np.array([model["formula"], model["precision"]])
         left.plot(T, formula / formula[0], color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
         left.plot(T[::4], measured[::4] / measured[0], "o", color=color, ms=5, mfc="none")
-        left.plot(T, np.median(precision / precision[:, :1], 0), color=color, lw=1.2, ls="--")
+        if len(precision):
+            left.plot(T, np.median(precision / precision[:, :1], 0), color=color, lw=1.2, ls="--")
         right.plot(T, model["tvd"], color=color, lw=2.4)
         right.plot(T, np.median(tvd, 0), color=color, lw=1.2, ls="--")
     plot.length_axis(left)
