@@ -23,7 +23,6 @@ from common.attention import attention_module
 from common.exits import fail, in_one_line
 from common.files import write_text
 from common.flags import Parser, add_set
-from data import in_pieces
 from figures.maps import beside, load_runs, look, same_sequence, sharpest
 
 DIGITS = dict(qk=2, bias=2, step=2, distance=2, attention=3)  # behind the point
@@ -36,20 +35,19 @@ def content_of(runs, args):
     for n in range(max(map(len, lists))):
         prompt, split, length = (values[min(n, len(values) - 1)] for values in lists)
         texts = same_sequence(runs, prompt, split, length, args.seed)
-        text, numbers, predictions = texts[0], [], []
-        holder = text.holder[0].numpy()
-        for lane, run, own in zip(lanes, runs, texts):
-            layers = look(run.model, own.ids)
+        holder, numbers = texts[0].holder[0].numpy(), []
+        for lane, run, text in zip(lanes, runs, texts):
+            layers = look(run.model, text.ids)
             if "heads" not in lane:
                 lane.update(heads_of(layers, holder))
             numbers.append([numbers_of(layers[layer], head) for layer, head in lane["heads"]])
-            predictions.append(predicted(run.model, own))
         name = f"{len(holder)} tokens"
         if prompt or split:
             name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
-        strings.append(dict(name=name, tokens=text.labels, answers=spoken(text, text.y[0]),
-                            holder=holder.tolist(), predictions=predictions,
-                            numbers=packed(numbers)))
+        strings.append(dict(
+            name=name, tokens=texts[0].labels, answers=spoken(texts[0]), holder=holder.tolist(),
+            predictions=[predicted(run.model, text) for run, text in zip(runs, texts)],
+            numbers=packed(numbers)))
     return dict(strings=strings, lanes=lanes)
 
 
@@ -69,27 +67,28 @@ def heads_of(layers, holder):
     answer, in %; and the place of the head that gives most. Without holders, of the last layer's
     sharpest.
     """
-    heads, reads, queries = [], [], np.flatnonzero(holder >= 0)
-    for layer, parts in enumerate(layers):
-        for head, rows in enumerate(parts["attention"]):
-            heads.append((layer, head))
-            if len(queries):
-                reads.append(round(100 * float(rows[queries, holder[queries]].mean())))
-    first = heads.index((layer, sharpest(layers[-1:])[1]))
-    return dict(heads=heads, reads=reads, first=reads.index(max(reads)) if reads else first)
+    heads = [*np.ndindex(len(layers), len(layers[0]["attention"]))]
+    queries, reads = np.flatnonzero(holder >= 0), []
+    if not len(queries):
+        return dict(heads=heads, reads=reads, first=heads.index(sharpest(layers, -1)[:2]))
+    for layer, head in heads:
+        found = layers[layer]["attention"][head, queries, holder[queries]]
+        reads.append(round(100 * float(found.mean())))
+    return dict(heads=heads, reads=reads, first=reads.index(max(reads)))
 
 
 @torch.no_grad()
 def predicted(model, text):
     """The likeliest token at each place, as labels, and how likely it is, in %."""
-    logits = torch.cat(list(in_pieces(model, text.ids)), 1)[0]
-    sure, best = logits.float().softmax(-1).max(-1)
+    logits, _ = model(text.ids)
+    sure, best = logits[0].float().softmax(-1).max(-1)
     return dict(said=text.show(best.numpy()), sure=(100 * sure).round().int().tolist())
 
 
-def spoken(text, y):
-    """Labels of y (T,), empty where it is -1."""
-    return [label if token >= 0 else "" for label, token in zip(text.show(y.clamp(0).numpy()), y)]
+def spoken(text):
+    """The labels of what a text asks for, empty where that is nothing."""
+    labels = text.show(text.y[0].clamp(0).numpy())
+    return [label if token >= 0 else "" for label, token in zip(labels, text.y[0])]
 
 
 # -----------------------------------------------------------------------------
@@ -118,12 +117,11 @@ def rounded(row, digits):
 
 def rate_of(bias, distance):
     """(T, T) both -> (T,), a query's bias over its distance, -inf where keys differ in it."""
-    far = np.isfinite(bias) & (distance > 0) & np.tri(len(bias), dtype=bool)
-    ratio = np.divide(bias, distance, out=np.full(bias.shape, -np.inf), where=far, dtype=float)
-    rate = ratio.max(1)
-    error = abs(bias - np.where(np.isfinite(rate), rate, 0)[:, None] * distance)[far]
-    of_products = bias[far].any() and error.max() < 1e-3 * abs(bias[far]).max()
-    return rate if of_products else np.full(len(bias), -np.inf)
+    bias = np.ma.masked_where(np.isinf(bias) | (distance <= 0), bias.astype(float))
+    rate = (bias / distance).max(1)
+    error = abs(bias - rate[:, None] * distance).max()
+    of_products = error < 1e-3 * abs(bias).max()
+    return rate.filled(-np.inf) if of_products else np.full(len(bias), -np.inf)
 
 
 def packed(numbers):
@@ -140,11 +138,17 @@ def guide_of(path):
     A page's words: a title, an introduction, and under every further heading a scene: a link with
     the page's state, and words.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    (title, intro), *scenes = (part.strip().split("\n\n", 1) for part in text.split("\n#"))
-    found = [dict(title=name.strip("# "), state=re.search(r"#([^)]*)\)", words)[1],
-                  words=" ".join(words.split("\n\n", 1)[1].split())) for name, words in scenes]
-    return dict(title=title.strip("# "), intro=" ".join(intro.split()), scenes=found)
+    start, *parts = Path(path).read_text(encoding="utf-8").split("\n## ")
+    scenes = []
+    try:
+        title, intro = start.split("\n\n", 1)
+        for part in parts:
+            name, link, words = part.split("\n\n", 2)
+            state = re.search(r"#([^)]*)", link)[1]
+            scenes.append(dict(title=name, state=state, words=" ".join(words.split())))
+    except (ValueError, TypeError):
+        fail(f"{path} has a heading without a link or words: results/play.md is an example")
+    return dict(title=title.strip("# "), intro=" ".join(intro.split()), scenes=scenes)
 
 
 def filled(content):

@@ -1,7 +1,7 @@
 """
 JSON -> figure: draw what eval.py, reproduce.py and train.py left behind.
 
-    python -m figures.plot lengths out/cable-stdlib-nano/eval.json
+    python -m figures.plot lengths out/cable-stdlib-nano
 
     lengths      perplexity by window length
     scores       a task's scores by split
@@ -11,9 +11,10 @@ JSON -> figure: draw what eval.py, reproduce.py and train.py left behind.
     errors       a task's scores by training step
 
 A path is a JSON, a folder of them (results/runs/cable_table1.cpu) or the folder of a run; several
-are drawn together. Runs that differ only in the seed become one line, their mean, and their range
-or a dot for each; run folders stay apart. The first line is the widest and lies lowest: where lines
-coincide, each shows below the next. What a model attends to and counts is drawn by figures/maps.py.
+are drawn together. Without one it is the newest run in out/, for curves all of them. Runs that
+differ only in the seed become one line, their mean, and their range or a dot for each; run folders
+stay apart. The first line is the widest and lies lowest: where lines coincide, each shows below the
+next. What a model attends to and counts is drawn by figures/maps.py.
 """
 import itertools
 import json
@@ -28,6 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from common import ROOT
+from common.checkpoint import find_checkpoint
 from common.exits import fail, in_one_line, nearest
 from common.files import read_json, read_log, write_figure
 from common.flags import Parser
@@ -53,35 +55,46 @@ WORDS = dict(
 # reading
 
 def load(args, key):
-    """-> what the first JSON says, and {label: rows} of the runs that have `key`, or --rows."""
-    about, rows = {}, []
-    names = [Path(path).resolve().name for path in args.paths]
-    for path, name in zip(map(Path, args.paths), names):
-        if (path / "log.jsonl").exists():
-            rows.append(logged(path, name if names.count(name) == 1 else str(path)))
-            continue
-        for result in results(path):
-            about = about or result
-            rows += result.get("runs", [])
+    """The rows that have `key`, all or those of --rows, each with a label."""
+    rows = []
+    for path in args.paths:
+        files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        if (path / "log.jsonl").exists():  # a run
+            rows.append(logged(path, str(path)))
+            files = path.glob("eval.json")
+        for result in map(read_json, files):
+            rows += [result | row for row in result.get("runs", [])]
     rows = [row for row in rows if row.get(key)]
     if not rows:
-        fail(f"no run in {' '.join(args.paths)} has {key!r}, which this figure is of")
-    groups = grouped(rows)
+        paths = " ".join(map(str, args.paths))
+        fail(f"no run in {paths} has {key!r}, which this figure is of: score it with eval.py")
+    labels = named(rows)
     for label in args.rows or []:
-        if label not in groups:
-            fail(f"there is no row {label!r}: {nearest(label, groups)}")
-    return about, {label: groups[label] for label in args.rows or groups}
+        if label not in labels:
+            fail(f"there is no row {label!r}: {nearest(label, labels)}")
+    order = args.rows or labels
+    rows = [row for row in rows if row["label"] in order]
+    return sorted(rows, key=lambda row: order.index(row["label"]))
 
 
-def results(path):
-    """The JSON at a path, or all in a folder; there one that is damaged is named, and left out."""
-    if not path.is_dir():
-        yield read_json(path)
-    for file in sorted(path.rglob("*.json")):
-        try:
-            yield read_json(file)
-        except SystemExit as e:
-            print(f"{e}: left out", file=sys.stderr)
+def named(rows):
+    """
+    Gives every row a label, and returns all labels. Seeds of a table's row have one; of one's own
+    runs those that differ in the seed alone get one, the model's name or else a folder's.
+    """
+    labels = {}  # by setting
+    for row in rows:
+        setting = label = row.get("label") or row["model"]
+        if "label" not in row:
+            config = row["config"] | dict(seed=None, out_dir=None)
+            read = row["iter"], row["checkpoint"], row.get("set"), row.get("bema")
+            setting = json.dumps([config, read], sort_keys=True)
+            if label in labels.values():
+                label = row["name"]
+        while setting not in labels and label in labels.values():
+            label += "'"
+        row["label"] = labels.setdefault(setting, label)
+    return [*labels.values()]
 
 
 def logged(folder, label):
@@ -92,34 +105,20 @@ def logged(folder, label):
     return row
 
 
-def grouped(rows):
+def series(rows, read):
     """
-    {label: rows}. A row's own label counts, if it has one. Else seeds of one setting go together,
-    under their model's name; runs that differ in more go under their folder's.
+    Rows -> {panel: {label: [{x: y}, a seed each]}}. read(row) yields (panel, x, y), a panel being
+    (its title, its unit).
     """
-    settings, groups = {}, {}
+    panels, labels = {}, dict.fromkeys(row["label"] for row in rows)
     for row in rows:
-        setting = row.get("label")
-        if setting is None:
-            config = row["config"] | dict(seed=None, out_dir=None)
-            setting = json.dumps([config, row["iter"], row["checkpoint"]], sort_keys=True)
-        settings.setdefault(setting, []).append(row)
-    for same in settings.values():
-        row = same[0]
-        names = [row["label"]] if "label" in row else [row["model"], row["name"]]
-        names.append(f"{names[-1]} ({len(groups)})")
-        groups[next(name for name in names if name not in groups)] = same
-    return groups
-
-
-def by_panel(groups, titles, points):
-    """-> {title: {label: [points(row, key), a seed each]}} for the {key: title} of the panels."""
-    parts = {}
-    for key, title in titles.items():
-        parts[title] = {}
-        for label, rows in groups.items():
-            parts[title][label] = [points(row, key) for row in rows]
-    return parts
+        seed = {}
+        for panel, x, y in read(row):
+            seed.setdefault(panel, {})[float(x)] = y
+        for panel, points in seed.items():
+            lines = panels.setdefault(panel, {label: [] for label in labels})
+            lines[row["label"]].append(points)
+    return panels
 
 
 def aligned(seeds):
@@ -127,29 +126,19 @@ def aligned(seeds):
     [{x: y}, a seed each] -> the xs of any seed, and ys (seeds, n), on straight lines between a
     seed's own points: a run that was resumed has logged other steps than the others.
     """
-    xs, ys = sorted({float(x) for x in itertools.chain(*seeds)}), []
+    xs, ys = sorted(set().union(*seeds)), []
     for seed in seeds:
-        x, y = np.array(sorted(seed.items(), key=lambda point: float(point[0])), float).T
+        x, y = np.array(sorted(seed.items()), float).T
         ys.append(np.interp(xs, x, y, left=np.nan, right=np.nan))
     return xs, np.array(ys)
 
 
-def names_in(by_splits, metric):
-    """[{split: {metric: ...}}, ...] -> {split: in words}, and the metric asked for or the first."""
-    splits, metrics = {}, {}
-    for by_split in by_splits:
-        for split, by_metric in by_split.items():
-            splits[split] = spelled(split)
-            metrics |= by_metric
-    splits = {split: splits[split] for split in dense_last(splits)}
-    if metric and metric not in metrics:
-        fail(f"there is no {metric}: {nearest(metric, metrics)}")
-    return splits, metric or next(iter(metrics))
-
-
-def dense_last(splits):
-    """Splits in one order for all figures: as in training, sparse, dense."""
-    return sorted(splits, key=lambda split: split == "dense")
+def thinned(points, most=40):
+    """Of points [x, y] so many, each the mean since the one before."""
+    size = math.ceil(len(points) / most) or 1
+    for first in range(0, len(points), size):
+        xs, ys = np.array(points[first:first + size], float).T
+        yield xs[-1], ys.mean()
 
 
 def spelled(name):
@@ -157,61 +146,100 @@ def spelled(name):
     return WORDS.get(name, name.replace("_", " "))
 
 
+def percent(value):
+    return math.nan if value is None else 100 * value
+
+
 # -----------------------------------------------------------------------------
 # panels, lines and legends
 
 MOST_LINES = 10  # beyond, they cannot be told apart
-# a method has one colour in every figure
-COLORS = dict(tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
-              fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray",
-              relative="tab:olive", diff="tab:cyan", kerple="navy", fire="lightsalmon",
-              sinusoidal="deeppink", label="darkgreen", peri="goldenrod", stick="teal",
-              path="chocolate", ssmax="limegreen", rope_nope="royalblue",
-              rope_window="deepskyblue")
-OTHERS = ("indigo", "maroon", "yellowgreen", "slateblue", "orchid", "darkkhaki", "steelblue")
-
-
-def panels(columns, width, height, rows=1, sharey="row", sharex=False):
-    """-> (figure, axes (rows, columns)); a row shares its y axis."""
-    fig = Figure(figsize=(width * columns + 1, height * rows), layout="constrained")
-    return fig, fig.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
+DASHES, MARKERS = ("-", "--", "-.", ":"), "osD^vP*X<>p"
+COLORS = dict(
+    tra="black", rope="tab:blue", alibi="tab:orange", cope="tab:green", cable="tab:red",
+    fox="tab:purple", learned="tab:brown", t5="tab:pink", nope="tab:gray", relative="tab:olive",
+    diff="tab:cyan", kerple="navy", fire="lightsalmon", sinusoidal="deeppink", label="darkgreen",
+    peri="goldenrod", stick="teal", path="chocolate", ssmax="limegreen", rope_nope="royalblue",
+    rope_window="deepskyblue", BM25="indigo", chance="maroon",
+    # where a block has its norms
+    none="dimgray", pre="steelblue", pre_final="orchid", output="seagreen", post="firebrick",
+    peri_init="sienna",
+    # a trained RoPE, repaired
+    window="#0d0887", yarn="#5002a2", pi="#8606a6", ntk="#b32c8e", rerope="#d5536f",
+    selfextend="#ef7c51", sinks="#fdac33", log_n="#f7e425")
+OTHERS = ("peru", "indigo", "lightcoral", "darkkhaki", "steelblue", "orchid", "maroon",
+          "yellowgreen", "slateblue", "cadetblue", "olivedrab")
 
 
 def color_of(label):
-    """The colour of the method that a label, or the last folder in it, begins with, or None."""
-    return COLORS.get(re.split(r"\W", label.split("/")[-1])[0])
-
-
-def looks(labels):
-    """{label: how its line looks}, from wide to narrow, all different."""
-    styles, others = {}, itertools.cycle(OTHERS)
-    for n, label in enumerate(labels):
-        width = 3.2 - 2 * n / max(1, len(labels) - 1)
-        styles[label] = dict(color=color_of(label) or next(others), lw=width, ms=width + 3.5,
-                             ls=("-", "--", "-.", ":")[n % 4], marker="osD^vP*X<>p"[n % 11])
-    return styles
-
-
-def draw(ax, lines, look, dots=False):
     """
-    {label: [{x: y}, a seed each]} -> a line of means, and the range of the seeds as a shade; or
-    each seed as a dot, where shades would cover the panel.
+    A method has one colour in every figure: the repair's that a label ends with, else that of the
+    name that it, or the last part of a path, begins with.
     """
-    for label, seeds in lines.items():
-        seeds = [seed for seed in seeds if seed]
+    *_, repair = label.split(", ")
+    begins = re.findall(r"(?<![^/])\w*", label)  # the label, and each part of a path
+    for name in (repair, begins[0], begins[-1]):
+        if name in COLORS:
+            return COLORS[name]
+    return OTHERS[sum(name.encode()) % len(OTHERS)]
+
+
+def subplots(columns, width, height, rows=1, **how):
+    """-> (figure, axes (rows, columns))"""
+    fig = Figure(figsize=(width * columns + 1, height * rows), layout="constrained")
+    return fig, fig.subplots(rows, columns, squeeze=False, **how)
+
+
+def figure(panels, xlabel, rows=(), dots=False):
+    """
+    {(title, unit): {label: [{x: y}, a seed each]}} -> a figure: a panel for each title, in
+    several rows where there are many labels. Panels of one unit share an axis. With the rows that
+    have a training length x are lengths. Dots are of rates, of which many are 0.
+    """
+    labels = list(next(iter(panels.values())))
+    chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
+    fig, axes = subplots(len(panels), min(4, 9.6 / len(panels)), 3.6, len(chunks))
+    for chunk, of_chunk in zip(chunks, axes):
+        units = {}
+        for ax, (title, unit) in zip(of_chunk, panels):
+            ax.set(title=title, xlabel=xlabel)
+            first = units.setdefault(unit, ax)
+            if first is ax:
+                ax.set_ylabel(unit)
+            else:
+                ax.sharey(first)
+                ax.tick_params(labelleft=False)
+            lines = panels[title, unit]
+            draw(ax, {label: lines[label] for label in chunk}, dots)
+            if rows:
+                length_axis(ax)
+                training_length(ax, [row for row in rows if row["label"] in chunk])
+        legend(of_chunk)
+    return fig
+
+
+def draw(ax, lines, dots=False):
+    """
+    {label: [{x: y}, a seed each]} -> a line of means, from wide to narrow, and the range of the
+    seeds as a shade; or each seed as a dot, where shades would cover the panel.
+    """
+    for n, (label, seeds) in enumerate(lines.items()):
         if not seeds:
             continue
         x, ys = aligned(seeds)
-        color = look[label]["color"]
-        name = f" {label}" if label.startswith("_") else label  # which a legend would leave out
-        ax.plot(x, np.mean(ys, 0), label=name, markevery=math.ceil(len(x) / 12), clip_on=False,
-                **look[label])
-        if len(ys) > 1 and dots:
+        color, width = color_of(label), 3.2 - 2 * n / max(1, len(lines) - 1)
+        ax.plot(x, ys.mean(0), label=label, color=color, lw=width, ms=width + 3.5,
+                ls=DASHES[n % 4], marker=MARKERS[n % 11], markevery=math.ceil(len(x) / 12),
+                clip_on=False)
+        if len(seeds) > 1 and dots:
             ax.plot(x, ys.T, "o", color=color, ms=3, clip_on=False)
-            ax.plot([], [], "o", color="gray", ms=3, label="a run")
-        elif len(ys) > 1:
-            ax.fill_between(x, np.min(ys, 0), np.max(ys, 0), color=color, alpha=0.15, lw=0)
-            ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="range over runs")
+        elif len(seeds) > 1:
+            ax.fill_between(x, ys.min(0), ys.max(0), color=color, alpha=0.15, lw=0)
+    several = max(map(len, lines.values())) > 1
+    if several and dots:
+        ax.plot([], [], "o", color="gray", ms=3, label="a run")
+    elif several:
+        ax.fill_between([], [], color="gray", alpha=0.3, lw=0, label="range over runs")
 
 
 def length_axis(ax):
@@ -219,288 +247,225 @@ def length_axis(ax):
     ax.xaxis.set_major_formatter("{x:,.0f}")
 
 
-def training_length(ax, groups):
-    for length in {row["block_size"] for row in itertools.chain(*groups)}:
+def training_length(ax, rows):
+    for length in {row["block_size"] for row in rows}:
         ax.axvline(length, color="gray", lw=1, ls=":", zorder=0, label="training length")
-
-
-def legend(axes, below=0):
-    """One legend of everything that these panels show, right of them, or in columns below."""
-    handles = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels()):
-            handles.setdefault(label, handle)
-    last = ["a run", "range over runs", "95 % interval", "training length"]
-    names = sorted(handles, key=lambda name: name in last)
-    handles = [handles[name] for name in names]
-    if below:
-        axes[0].figure.legend(handles, names, loc="outside lower center", ncols=below)
-    else:
-        axes[-1].legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
-def figure(parts, xlabel, ylabel="", groups=None, sharey="row", dots=False, order=""):
-    """
-    {title: {label: [{x: y}, a seed each]}} -> a figure, and its panels: one for each title, in
-    several rows where there are many labels, and `order` says which come first. With the rows of a
-    JSON, x are lengths. Dots are of rates in %, of which many are 0.
-    """
-    labels = list(next(iter(parts.values())))
-    chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
-    fig, axes = panels(len(parts), min(4, 9.6 / len(parts)), 3.6, len(chunks), sharey)
-    for row, chunk in zip(axes, chunks):
-        for ax, (title, lines) in zip(row, parts.items()):
-            draw(ax, {label: lines[label] for label in chunk}, looks(chunk), dots)
-            ax.set(title=title, xlabel=xlabel)
-            if groups:
-                length_axis(ax)
-                training_length(ax, [groups[label] for label in chunk if label in groups])
-        row[0].set(ylabel=ylabel, ylim=(-2 if dots else None, None))
-        if len(chunks) > 1:
-            first = labels.index(chunk[0]) + 1
-            row[0].set_title(f"{first} to {first + len(chunk) - 1} of {len(labels)} models{order}",
-                             loc="left", y=1.12, weight="bold")
-        legend(row)
-    return fig, axes
-
-
-def save(fig, args, ending=".png"):
-    """As --out, or beside what was read."""
-    first = Path(args.paths[0])
-    if (first / "log.jsonl").exists():
-        first, ending = first / args.figure, ".png"
-    write_figure(fig, args.out or f"{str(first).removesuffix('.json')}{ending}")
-
-
-# -----------------------------------------------------------------------------
-# text
-
-def lengths(args):
-    """
-    Perplexity by window length (left); of tokens with half a window before them, after eval.py
-    --strided (middle); loss by position in the longest window (right). Many models take several
-    rows of panels, the lowest perplexities first. Bits per byte alone, if tokenizers differ.
-    """
-    about, groups = load(args, "perplexity")
-    every = list(itertools.chain(*groups.values()))
-    longest = max((T for row in every for T in row["perplexity"]), key=int)
-    if len(groups) > MOST_LINES:
-        def last(label):  # infinite, where a model ends before them or has no number
-            return np.mean([row["perplexity"].get(longest) or math.inf for row in groups[label]])
-        groups = {label: groups[label] for label in sorted(groups, key=last)}
-    groups |= committed(about, every)
-    titles = dict(perplexity="by window length", strided="strided by half a window",
-                  by_position=f"by position in windows of {int(longest):,}")
-    if not any("strided" in row for row in every):
-        del titles["strided"]
-    if len({row["config"].get("tokenizer") for row in every}) > 1:
-        titles = dict(bits_per_byte="by window length")
-    parts = by_panel(groups, titles, text_points)
-    order = f", lowest at {int(longest):,} first"
-    fig, axes = figure(parts, "tokens", groups=groups, sharey=False, order=order)
-    for first, *others in axes:
-        for ax in others[:-1]:
-            ax.sharey(first)
-        first.autoscale(axis="y")
-        perplexity_axis(first)
-        for ax, key in zip((first, *others), titles):
-            ax.set_ylabel(UNITS[key])
-    save(fig, args)
-
-
-UNITS = dict(perplexity="perplexity", strided="perplexity", by_position="loss (nats)",
-             bits_per_byte="bits per byte")
-
-
-def perplexity_axis(ax):
-    """Logarithmic, where perplexities are far apart."""
-    low, high = ax.dataLim.intervaly
-    if high > 2 * low:
-        ax.set_yscale("log")
-        plain_logarithms(ax.yaxis, (1, 1.5, 2, 3, 5, 7))
 
 
 def plain_logarithms(axis, steps):
     """Ticks at these multiples of powers of ten, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(lambda x, _: f"{x:,.9f}".rstrip("0").rstrip("."))
+    axis.set_major_formatter("{x:,g}")
     axis.set_minor_locator(NullLocator())
 
 
-def text_points(row, key):
-    if key == "by_position":
-        return {(first + last) / 2 + 1: loss for first, last, loss in row[key]}
-    if key == "bits_per_byte" and key not in row:  # of a model of bytes
-        return {T: math.log2(value) for T, value in row["perplexity"].items() if value}
-    return row.get(key, {})
-
-
-SETTING = ("data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd", "max_iters")
-
-
-def committed(about, rows):
-    """This repository's RoPE, plain and with its window, where one's own runs have its setting."""
-    groups, folder = {}, ROOT / "results" / "runs" / "cable_table1.cpu"
-    if any("label" in row or row["model"] == "rope" for row in rows):
-        return {}
-    paths = folder / "rope-1337.json", folder / "rope-window-1337.json"
-    for path in filter(Path.exists, paths):
-        result = read_json(path)
-        rope, = result["runs"]
-        same = [about.get(key) == result[key] for key in ("tokens", "lengths")]
-        for row in rows:
-            same += [row["config"].get(key) == rope["config"][key] for key in SETTING]
-        if all(same):
-            python = rope["environment"]["python"]  # whose library is the text
-            groups[f"{rope['label']} (this repository's,\nPython {python})"] = [rope]
-    return groups
+def legend(axes):
+    """One legend of everything that these panels show, right of them."""
+    handles = {}
+    for ax in axes:
+        found, labels = ax.get_legend_handles_labels()
+        handles |= dict(zip(labels, found))
+    axes[-1].legend(handles.values(), handles, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 # -----------------------------------------------------------------------------
-# learning curves
+# the figures
+
+def lengths(args):
+    """
+    Perplexity by window length; of tokens with half a window before them, after eval.py --strided;
+    loss by position in the longest window. Many models take several rows of panels, the lowest
+    perplexities first.
+    """
+    rows = load(args, "perplexity")
+    longest = max(itertools.chain(*(row["perplexity"] for row in rows)), key=int)
+    if len({row["label"] for row in rows}) > MOST_LINES:  # last where they end before or have none
+        rows = sorted(rows, key=lambda row: row["perplexity"].get(longest) or math.inf)
+    rows += committed(rows)
+    panels = series(rows, perplexities)
+    fig = figure(panels, "tokens", rows)
+    for ax in fig.axes[::len(panels)]:
+        low, high = ax.dataLim.intervaly
+        if high > 2 * low:
+            ax.set_yscale("log")
+            plain_logarithms(ax.yaxis, (1, 1.5, 2, 3, 5, 7))
+    return fig
+
+
+def perplexities(row):
+    """Of several tokenizers they do not compare, and have panels of their own."""
+    tokens = row["config"].get("tokenizer", "tokens")
+    for T, value in row["perplexity"].items():
+        yield ("by window length", f"perplexity, {tokens}"), T, value
+    for T, value in row.get("strided", {}).items():
+        yield ("strided by half a window", f"perplexity, {tokens}"), T, value
+    for first, last, loss in row["by_position"]:
+        panel = "by position in the longest window", f"loss (nats), {tokens}"
+        yield panel, (first + last) / 2 + 1, loss
+
+
+SETTING = ("tokens", "lengths", "data", "tokenizer", "block_size", "n_layer", "n_head", "n_embd",
+           "max_iters")
+
+
+def setting_of(row):
+    row = row | row["config"]
+    return [row.get(name) for name in SETTING]
+
+
+def committed(rows):
+    """This repository's RoPE, where one's own runs have its setting; of its numbers, theirs."""
+    path = ROOT / "results" / "runs" / "cable_table1.cpu" / "rope-1337.json"
+    if not path.exists() or "train_command" in rows[0]:  # of a table
+        return []
+    result = read_json(path)
+    rope = result | result["runs"][0]
+    if any(setting_of(row) != setting_of(rope) for row in rows):
+        return []
+    python = rope["environment"]["python"]  # whose library is the text
+    rope["label"] = f"rope (this repository's,\nPython {python})"
+    return [{name: value for name, value in rope.items() if name in rows[0]}]
+
 
 def curves(args):
     """Training and validation loss by step."""
-    _, groups = load(args, "loss")
-    titles = dict(loss="training loss (nats)", val_loss="validation loss (nats)")
-    fig, _ = figure(by_panel(groups, titles, thinned), "training step")
-    save(fig, args)
+    return figure(series(load(args, "loss"), losses), "training step")
 
 
-def thinned(row, key, most=40):
-    """{step: loss} of `most` steps at most, each the mean since the one before."""
-    points = np.array(row[key], float)
-    step = max(1, math.ceil(len(points) / most))
-    parts = [points[start:start + step] for start in range(0, len(points), step)]
-    return {part[-1, 0]: part[:, 1].mean() for part in parts}
-
-
-# -----------------------------------------------------------------------------
-# tasks
-
-def scores(args):
-    """One panel per split: at one length a row of dots per model, at several a line per model."""
-    _, groups = load(args, "scores")
-    every = [row["scores"] for row in itertools.chain(*groups.values())]
-    by_splits = itertools.chain(*(row.values() for row in every))
-    titles, metric = names_in(list(by_splits), args.metric)
-    words = f"{spelled(metric)} (%)"
-
-    def found(row, split):
-        scores = {T: by_split.get(split, {}) for T, by_split in row["scores"].items()}
-        return {T: score[metric] for T, score in scores.items() if metric in score}
-
-    def points(row, split):
-        return {T: percent(score["value"]) for T, score in found(row, split).items()}
-    if all(len(row) == 1 for row in every):
-        fig = dots(by_panel(groups, titles, found), words)
-    else:
-        parts = by_panel(groups, titles, points)
-        fig, _ = figure(parts, "string length (tokens)", words, groups, dots=True)
-    save(fig, args)
+def losses(row):
+    for key, title in (("loss", "training loss (nats)"), ("val_loss", "validation loss (nats)")):
+        for step, loss in thinned(row[key]):
+            yield (title, ""), step, loss
 
 
 def errors(args):
     """A task's scores by training step, one panel for each split."""
-    _, groups = load(args, "history")
-    first = next(iter(groups.values()))[0]
-    titles, metric = names_in([scores for _, scores in first["history"]], args.metric)
-
-    def points(row, split):
-        history = [(step, scores.get(split, {})) for step, scores in row["history"]]
-        return {step: percent(scores[metric]) for step, scores in history if metric in scores}
-    parts = by_panel(groups, titles, points)
-    fig, _ = figure(parts, "training step", f"{spelled(metric)} (%)", dots=True)
-    save(fig, args, ".steps.png")
+    rows = load(args, "history")
+    panels = series(rows, lambda row: rates(row["history"], percent))
+    return figure(of_metric(panels, args.metric), "training step", dots=True)
 
 
-def percent(value):
-    return math.nan if value is None else 100 * value
+def scores(args):
+    """One panel per split: at one length a row of dots per model, at several a line per model."""
+    rows = load(args, "scores")
+    one = all(len(row["scores"]) == 1 for row in rows)
+    read = interval if one else lambda score: percent(score["value"])
+    panels = series(rows, lambda row: rates(row["scores"], read))
+    panels = of_metric(panels, args.metric)
+    if one:
+        return intervals(panels)
+    return figure(panels, "string length (tokens)", rows, dots=True)
 
 
-def dots(parts, words):
-    """{split: {label: [{length: score}, a run each]}} -> a row of dots for each label."""
-    labels = list(next(iter(parts.values())))
-    fig, axes = panels(len(parts), 2.7, 0.26 * len(labels) + 1.6, sharex=True)
-    for ax, (split, runs) in zip(axes[0], parts.items()):
-        for n, label in enumerate(labels):
-            for seed, run in enumerate(runs[label]):
-                y = n + 0.15 * (seed - (len(runs[label]) - 1) / 2)
-                for score in run.values():
-                    value, *ends = [percent(score[key]) for key in ("value", "low", "high")]
-                    ax.plot(ends, [y, y], color="gray", lw=1.2, label="95 % interval")
-                    ax.plot(value, y, "o", color="black", ms=4, clip_on=False, label="a run")
-        ax.set(title=split, xlabel=words, ylim=(len(labels) - 0.5, -0.5))
-        ax.set_yticks(range(len(labels)), labels)
+def rates(by_x, read):
+    """{x: {split: {metric: score}}} of a run, x a length or a step -> what `series` reads."""
+    for x, by_split in dict(by_x).items():
+        for split, by_metric in by_split.items():
+            for metric, score in by_metric.items():
+                yield (split, metric), x, read(score)
+
+
+def interval(score):
+    return [percent(score[key]) for key in ("value", "low", "high")]
+
+
+def of_metric(panels, asked):
+    """The panels of one metric, that asked for or the first, in words."""
+    metrics = dict.fromkeys(metric for _, metric in panels)
+    if asked and asked not in metrics:
+        fail(f"there is no {asked}: {nearest(asked, metrics)}")
+    metric = asked or next(iter(metrics))
+    return {(spelled(split), f"{spelled(metric)} (%)"): lines
+            for (split, name), lines in panels.items() if name == metric}
+
+
+def intervals(panels):
+    """{panel: {label: [{length: interval}, a run each]}} -> a row of dots for each label."""
+    rows = len(next(iter(panels.values())))
+    fig, axes = subplots(len(panels), 2.7, 0.26 * rows + 1.6, sharex=True, sharey=True)
+    for ax, ((title, unit), lines) in zip(axes[0], panels.items()):
+        for n, (label, runs) in enumerate(lines.items()):
+            for m, run in enumerate(runs):
+                (value, low, high), = run.values()
+                ax.errorbar(value, n + 0.15 * (m - len(runs) // 2), fmt="o", ms=4, clip_on=False,
+                            xerr=[[value - low], [high - value]], color=color_of(label),
+                            ecolor="gray")
+        ax.set(title=title, xlabel=unit, ylim=(rows - 0.5, -0.5))
+        ax.set_yticks(range(rows), lines)
     axes[0, 0].set_xlim(0, None)
-    legend(axes[0], below=2)
+    fig.suptitle("a dot is a run, its line the 95 % interval", fontsize="medium")
     return fig
 
 
 def positions(args):
     """Of a task whose right answer is a distribution: TVD or AUC by position, a panel per split."""
-    metric = args.metric or "tvd"
-    _, groups = load(args, metric)
-    titles = {}
-    for T, by_split in next(iter(groups.values()))[0][metric].items():
-        for split in by_split:
-            titles[T, split] = f"{spelled(split)}, strings of {int(T):,}"
+    args.metric = args.metric or "tvd"
+    rows = load(args, args.metric)
 
-    def points(row, key):
-        T, split = key
-        ys = row[metric].get(T, {}).get(split, ())
-        return smooth(np.array(ys, float)) if ys else {}
-    parts = by_panel(groups, titles, points)
-    fig, _ = figure(parts, "position (tokens)", spelled(metric), groups)
-    save(fig, args, f".{metric}.png")
-
-
-def binned(values, edges):
-    """Means of values (T,) between edges (n + 1,), NaNs left out."""
-    parts = [values[a:b][~np.isnan(values[a:b])] for a, b in zip(edges, edges[1:])]
-    return [part.mean() if len(part) else math.nan for part in parts]
-
-
-def smooth(ys):
-    """ys (T,) by position -> {position: the mean of some}."""
-    step = 1 if len(ys) <= 32 else 2 * math.ceil(len(ys) / 96)  # even: an AUC is at every other
-    edges = [*range(0, len(ys), step), len(ys)]
-    return {(a + b + 1) / 2: y for a, b, y in zip(edges, edges[1:], binned(ys, edges))}
+    def read(row):
+        for T, by_split in row[args.metric].items():
+            for split, ys in by_split.items():
+                panel = f"{spelled(split)}, strings of {int(T):,}", spelled(args.metric)
+                points = [(n, y) for n, y in enumerate(ys, 1) if y is not None]
+                for x, y in thinned(points):
+                    yield panel, x, y
+    return figure(series(rows, read), "position (tokens)", rows)
 
 
 def ndcg(args):
     """nDCG@10 by the length that documents are cut to."""
-    about, groups = load(args, "search")
-    titles = dict(whole="documents read as a whole", windows="their best window")
-    parts, first = by_panel(groups, titles, searched), next(iter(groups.values()))[0]
-    for lines in parts.values():
-        lines["BM25"] = [searched(first, "bm25")]
-        lines["chance"] = [dict.fromkeys(lines["BM25"][0], 100 * about["chance"])]
-    fig, _ = figure(parts, "document length (tokens)", "nDCG@10 (%)", groups)
-    save(fig, args)
+    rows = load(args, "search")
+    first = rows[0]
+    bm25 = first["search"]["bm25"]
+    chance = {T: {"ndcg@10": dict(value=first["chance"])} for T in bm25}
+    for label, found in (("BM25", bm25), ("chance", chance)):
+        rows.append(first | dict(label=label, search=dict(whole=found, windows=found)))
+    return figure(series(rows, searched), "document length (tokens)", rows)
 
 
-def searched(row, key):
-    return {T: percent(scores["ndcg@10"]["value"]) for T, scores in row["search"][key].items()}
+def searched(row):
+    for key, title in (("whole", "documents read as a whole"), ("windows", "their best window")):
+        for T, found in row["search"][key].items():
+            yield (title, "nDCG@10 (%)"), T, percent(found["ndcg@10"]["value"])
 
 
 # -----------------------------------------------------------------------------
 # command line
+
+def default_paths(figure):
+    """The newest run; of curves all runs."""
+    newest = find_checkpoint().parent
+    if figure == "curves":
+        return [log.parent for log in sorted(Path("out").glob("*/log.jsonl"))]
+    return [newest]
+
+
+def beside(args):
+    """Where the picture is: in the run's folder, or beside what was read."""
+    first = args.paths[0]
+    if (first / "log.jsonl").exists():
+        folder = first if len(args.paths) == 1 else first.parent
+        return folder / f"{args.figure}.png"
+    ending = f".{args.metric}.png" if args.metric else ".png"
+    return str(first).removesuffix(".json") + ending
+
 
 def main(argv=None):
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="figure", required=True, parser_class=Parser)
     for function in (lengths, scores, positions, ndcg, curves, errors):
         p = commands.add_parser(function.__name__, description=function.__doc__)
-        p.set_defaults(draw=function)
-        p.add_argument("paths", nargs="+", help="JSONs, folders of them, or folders of runs")
+        p.set_defaults(draw=function, metric=None)
+        p.add_argument("paths", nargs="*", type=Path, help="JSONs, folders of them, or folders of "
+                       "runs; default: the newest run, of curves all in out/")
         p.add_argument("--rows", nargs="+", help="draw only these, in this order")
         p.add_argument("--out", help="the picture to write, .png, .pdf or .svg")
         if function in (scores, positions, errors):
             p.add_argument("--metric", help="which; default: the task's first")
     args = parser.parse_args(argv)
+    args.paths = args.paths or default_paths(args.figure)
     with rc_context(STYLE):
-        args.draw(args)
+        write_figure(args.draw(args), args.out or beside(args))
 
 
 if __name__ == "__main__":

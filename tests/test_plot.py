@@ -1,71 +1,77 @@
-"""figures/plot.py, experiments/figures.py: figures of JSON."""
+"""figures/plot.py: figures of JSON; and every figure's command, on tiny runs."""
 import json
 
 import pytest
 
 from figures import plot
-from tests.helpers import complaint, drawn
+from tests.helpers import ROOT, command, complaint, drawn
 
 
-def lines_of(ax):
-    """{label: its points}"""
-    points = {}
-    for line in ax.lines:
-        points[line.get_label()] = list(zip(line.get_xdata(), line.get_ydata()))
-    return points
+def lines_of(monkeypatch, tmp_path, result, *words):
+    """{label: its ys} of the first panel of `lengths`."""
+    figures = drawn(monkeypatch)
+    (tmp_path / "eval.json").write_text(json.dumps(result))
+    plot.main(["lengths", str(tmp_path), *words])
+    return {line.get_label(): [*line.get_ydata()] for line in figures[0].axes[0].lines}
 
 
-def text_row(label, perplexity, seed=1):
-    return dict(label=label, model=label, name=f"{label}-{seed}", seed=seed, iter=1, config={},
-                checkpoint="ckpt.pt", block_size=16, perplexity=perplexity,
-                by_position=[[0, 7, 2.0], [8, 15, 1.0]])
-
-
-def write(path, rows):
-    path.write_text(json.dumps(dict(runs=rows)))
-    return str(path)
-
-
-def test_seeds_become_one_line():
-    def row(model, seed, **config):
-        config = dict(seed=seed, out_dir="x", model=model) | config
-        return dict(model=model, name=f"{model}-{seed}", iter=5, checkpoint="c", config=config)
-    rows = [row("cable", 1), row("cable", 2), row("rope", 1), row("cable", 3, n_layer=9)]
-    groups = plot.grouped(rows)
-    assert {k: len(v) for k, v in groups.items()} == {"cable": 2, "rope": 1, "cable-3": 1}
-    labelled = [r | dict(label=label) for r, label in zip(rows, "abab")]
-    assert {k: len(v) for k, v in plot.grouped(labelled).items()} == {"a": 2, "b": 2}
+def test_lines_are_means_of_seeds_in_the_order_asked_for(monkeypatch, tmp_path):
+    """A table's seeds share a label; one's own are those that differ in the seed alone."""
+    rows = []
+    for seed, value in enumerate((5, 7, 9, 2, 4)):
+        rows.append(dict(model="b", name=f"b-{seed}", iter=1, config=dict(seed=seed), block_size=16,
+                         checkpoint="c", perplexity={"16": value, "32": 1}, by_position=[]))
+    rows[2]["set"] = "repair=pi"
+    rows[3]["label"] = rows[4]["label"] = "a"
+    lines = lines_of(monkeypatch, tmp_path, dict(runs=rows), "--rows", "b-2", "b", "a")
+    assert [*lines.items()][:3] == [("b-2", [9, 1]), ("b", [6, 1]), ("a", [3, 1])]
 
 
 def test_a_seed_that_was_resumed_keeps_its_own_steps():
     """Its log has a row more; of two seeds only the steps of both stayed, a straight diagonal."""
-    xs, ys = plot.aligned([{10: 1.0, 20: 3.0, 30: 5.0}, {10: 3.0, 14: 5.0, 30: 1.0}])
+    xs, (first, second) = plot.aligned([{10: 1, 20: 3, 30: 5}, {14: 5, 30: 1}])
     assert xs == [10, 14, 20, 30]
-    assert ys.tolist() == [pytest.approx([1, 1.8, 3, 5]), pytest.approx([3, 5, 3.5, 1])]
+    assert first == pytest.approx([1, 1.8, 3, 5])
+    assert second == pytest.approx([float("nan"), 5, 3.5, 1], nan_ok=True)
 
 
-def test_files_and_folders_are_drawn_together_and_a_damaged_one_is_named(
-        monkeypatch, tmp_path, capsys):
-    figures, folder = drawn(monkeypatch), tmp_path / "runs" / "table.cpu"
-    folder.mkdir(parents=True)
-    for seed, value in ((1, 2.0), (2, 4.0)):
-        write(folder / f"a-{seed}.json", [text_row("a", {"16": value, "32": 1.0}, seed)])
-    (folder / "b-1.json").write_text("{")
-    other = write(tmp_path / "eval.json", [text_row("b", {"16": 5.0, "32": 6.0})])
-    plot.main(["lengths", str(folder), other])
-    assert "b-1.json, or it is damaged" in capsys.readouterr().err
-    lines = lines_of(figures[0].axes[0])
-    assert lines["a"] == [(16, 3), (32, 1)] and lines["b"] == [(16, 5), (32, 6)]
-    plot.main(["lengths", str(folder), other, "--rows", "b", "a"])
-    assert list(lines_of(figures[1].axes[0]))[:2] == ["b", "a"]
+@pytest.mark.parametrize("steps, beside", ((750, True), (10, False)))
+def test_the_repositorys_rope_is_beside_runs_of_its_setting(steps, beside, monkeypatch, tmp_path):
+    table = ROOT / "results" / "runs" / "cable_table1.cpu"
+    mine = json.loads((table / "cable-1337.json").read_text())
+    rope = json.loads((table / "rope-1337.json").read_text())["runs"][0]
+    row, = mine["runs"]
+    del row["label"], row["train_command"]
+    row["config"]["max_iters"], mine["data"] = steps, {}  # of another Python
+    lines = lines_of(monkeypatch, tmp_path, mine)
+    assert ([*rope["perplexity"].values()] in lines.values()) == beside
 
 
-def test_mistakes_are_one_line(trained, home):
-    write(home / "text.json", [text_row("rope", {"16": 2.0})])
-    for words, said in (("lengths nowhere", "could not read nowhere"),
-                        ("scores text.json", "has 'scores', which this figure is of"),
-                        ("lengths text.json --rows rop", "no row 'rop': did you mean rope?"),
-                        ("lengths text.json --out x.xyz", "use .png, .pdf or .svg")):
-        assert said in complaint(home, "figures.plot", *words.split()), words
-    said = complaint(home, "figures.plot", "errors", trained / "rope", "--metric", "exact_mach")
-    assert "there is no exact_mach: did you mean exact_match?" in said
+def test_a_method_has_one_colour():
+    for method, *labels in (("cable", "out/cable-stdlib-nano", "cable, 4e-3", "cable 256/4/4"),
+                            ("mine", "out/mine-stdlib-nano", "mine x2"),
+                            ("yarn", "rope, yarn", "rope, 2e-3, yarn")):
+        assert {plot.color_of(label) for label in labels} == {plot.color_of(method)}
+
+
+def test_every_command_draws_tiny_runs_and_a_mistake_is_one_line(trained, tmp_path):
+    """Without a path the newest run, and of curves all."""
+    assert "python train.py" in complaint(tmp_path, "figures.plot", "curves")
+    (tmp_path / "out").symlink_to(trained)
+    command(trained, "eval.py", "cable", "--lengths", 16, "--out", tmp_path / "text")
+    command(trained, "eval.py", "rope", "tra", "--sequences", 4, "--out", tmp_path / "task")
+    for words in ("plot lengths text.json", "plot scores task.json", "plot errors", "plot curves",
+                  "maps attention --layer 0", "maps steps out/rope out/tra", "maps reach",
+                  "maps counts"):
+        script, *words = words.split()
+        out, _ = command(tmp_path, f"figures.{script}", *words, "--out", "p.png", draw=True)
+        assert out == "drew p.png\n"
+    for words, said in (("plot lengths", "no run in out/tra has 'perplexity'"),
+                        ("plot errors --rows tra", "no row 'tra': did you mean out/tra?"),
+                        ("plot errors --metric exact_mach", "did you mean exact_match?"),
+                        ("maps steps --prompt x", "--prompt is for models of text"),
+                        ("maps steps --head 2", "--head 2: the model has heads 0 to 1"),
+                        ("maps reach --split spars", "did you mean sparse?"),
+                        ("maps steps out/learned --prompt 0123456789abcdefg", "positions end at")):
+        script, *words = words.split()
+        assert said in complaint(tmp_path, f"figures.{script}", *words), words
