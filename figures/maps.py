@@ -36,6 +36,7 @@ from common.names import is_encoder, make_task, trained_on
 from data import check_split
 from data.text import encode, labels_of
 from figures import plot
+from figures.sorts import sorts_of
 
 STYLE = plot.STYLE | {"axes.grid": False}
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
@@ -349,7 +350,8 @@ def steps_by_sort(run, args):
             fail(f"{run.config['model']} counts nothing: its file says of no step")
         seen = np.tri(x.size(1), dtype=bool) & (y[0] != -1).numpy()[:, None]  # (T, T)
         steps = [np.where(seen, parts["step"], 0).sum(1) for parts in layers]
-        sorts = task.sorts(x[0].numpy())
+        labels = task.show(x[0].numpy())
+        sorts = sorts_of(labels) if task.encoding else labels
         for sort, step, queries in zip(sorts, np.moveaxis(steps, -1, 0), seen.sum(0)):
             total[sort] += step  # (layers, H)
             times[sort] += queries
