@@ -88,11 +88,6 @@ class Task:
     def load(self, state):
         """Take over what a checkpoint has kept. Raises ValueError."""
 
-    @staticmethod
-    def was_prepared(config, source):
-        """Whether a checkpoint's text may be opened unasked: a known corpus, or prepared here."""
-        return True
-
     def forward(self, model, x, y):
         """-> logits, which `score` is given, and what training minimises, a scalar."""
         return model(x, y)
@@ -112,10 +107,6 @@ class Task:
     def show(self, x):
         """The tokens of one sequence x (T,) as labels, for figures."""
         return [str(token) for token in x]
-
-    def sorts(self, x):
-        """What sort of token each of x (T,) is, for figures that take those of a sort together."""
-        return self.show(x)
 
 
 def check_batch(task, what, B, x, y):

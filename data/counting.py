@@ -14,7 +14,6 @@ two, so that 13 % of the paper's programs are cut instead of 53 %: --joined does
 --size paper has it on. Training has n_train fixed programs; test sets are drawn anew: iid, pass100
 and pass10, in which pass weighs 100 (longer contexts) and 10 (shorter ones).
 """
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +36,6 @@ PASS_WEIGHT = dict(train=50, iid=50, pass100=100, pass10=10)
 LARGEST = 10
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 80  # tokens of a program that are kept, the last ones
     vars: int = 1         # variables, 1 to 5

@@ -8,8 +8,6 @@ At depth 0 every opener has probability 1/(2k) and the end 1/2; in between every
 the matching closer 1/2; at depth m the matching closer 1. Such strings are short: the walk goes on
 where it would end, and the target keeps the true distribution, the end included.
 """
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -19,7 +17,6 @@ import data
 BOS, EOS, OPEN = 0, 1, 2  # openers are 2 to k + 1, closers k + 2 to 2k + 1
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 64  # tokens in a training input, <s> included
     k: int = 2            # types of brackets
@@ -36,8 +33,8 @@ class Task(data.Task):
 
     def __post_init__(self):
         self.vocab_size = 2 + 2 * self.k
-        if self.k < 1 or self.m < 1 or self.block_size < 1:
-            raise ValueError("dyck needs k, m and block_size of at least 1")
+        if self.k < 1 or self.m < 1:
+            raise ValueError("dyck needs k and m of at least 1")
 
     def batch(self, split, batch_size, rng):
         """-> x, y (B, T): a walk from <s>; y is a sample of what may follow."""

@@ -9,8 +9,6 @@ r; the others are i with probability p_ignore, and w and r with half of the rest
 score count only the bit after r. Test sets: iid (as in training), sparse (few writes: far back) and
 dense (many writes: many to confuse). Every batch is drawn anew.
 """
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -19,7 +17,6 @@ import data
 W, R, I, ZERO, ONE = range(5)  # noqa: E741
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 64    # tokens in a string, even
     p_ignore: float = 0.8   # share of i in training and in iid

@@ -8,8 +8,6 @@ A set of items in no order, each its priority, uniform in (0, 1), and one of so 
 one-hot. Trained on 5 to 16 items, mixed in a batch; tested on 16, 32, ... 16,384. The inputs are
 not tokens, and the model is not a GPT but the small one in experiments/variants/minimal.py.
 """
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -18,7 +16,6 @@ import data
 SHORTEST, LONGEST = 5, 16  # of the training sets
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = LONGEST  # items in the longest training input
     classes: int = 10          # of items

@@ -9,8 +9,6 @@ two have the same key. Loss and score count the value behind every key that has 
 takes two steps: a value has to note which key stands before it, and a key has to look for the value
 that did. A longer string has as many pairs and more filler. Every batch is drawn anew.
 """
-from dataclasses import dataclass
-
 import numpy as np
 
 import data
@@ -18,7 +16,6 @@ import data
 FILLER, KEYS = 0, 1  # key k is token 1 + k, value v is token 1 + n_keys + v
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 64  # tokens in a string
     n_pairs: int = 8      # pairs in a string

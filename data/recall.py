@@ -9,8 +9,6 @@ key. The last token asks for a key: loss and score count the pair that it is in,
 read, however far back it is. A longer string has as many pairs and more filler, so it asks for
 nothing but to look farther. Every batch is drawn anew.
 """
-from dataclasses import dataclass
-
 import numpy as np
 
 import data
@@ -18,7 +16,6 @@ import data
 FILLER, KEYS = 0, 1  # key k is token 1 + k, the pair of key k and value v 1 + n_keys (1 + v) + k
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 64  # tokens in a string, the question at its end included
     n_pairs: int = 8      # pairs in a string

@@ -7,8 +7,6 @@ Loss and score count the n outputs, each predicted from the true ones before it.
 in iid, with n blanks; dense has n / 2, sparse 2n. block_size is the length of the longest, sparse:
 n = (block_size - 1) / 4. Every batch is drawn anew.
 """
-from dataclasses import dataclass
-
 import numpy as np
 
 import data
@@ -16,7 +14,6 @@ import data
 BLANK, SEPARATOR, SYMBOLS = 0, 1, 14  # symbols are tokens 2 to 15
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 65  # 4n + 1, n the symbols to copy
 

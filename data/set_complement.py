@@ -7,8 +7,6 @@ An input is the beginning of a permutation; after t of the n tokens the right an
 distribution over the other n - t. Training takes the token that follows, a sample of it. Trained,
 and tested in iid, on inputs of block_size tokens; half has n / 2, full n - 1.
 """
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -16,7 +14,6 @@ from torch.nn import functional as F
 import data
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 8  # tokens in a training input, less than n
     n: int = 64          # tokens there are

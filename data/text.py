@@ -6,28 +6,24 @@ Streams are made once: a folder of data/prepared/ has a file of uint16 for each 
 in its name is of what it was made from. Nothing there goes out of date; delete it when you like.
 """
 import hashlib
-import itertools
 import json
-import os
-import re
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 
 import data as tasks
-from data.corpora import CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify
+from data.corpora import CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify, online
 
 PREPARED = FOLDER / "prepared"
 # of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
 VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
-BLOCK = 1 << 16  # characters of text, or a few more, that are tokenized at once
-AT_ONCE = 128    # such blocks that are tokenized together, on all cores
+AT_ONCE = 1 << 26  # bytes of text that are tokenized at once, where no document has more
 
 # sizes and training of the paper (CABLE, section 4.2), 2^19 tokens a step; small has GPT-2's 12
 # heads, as the paper's 10 do not divide 768; medium has 354M parameters, the paper's text 334M
@@ -36,7 +32,6 @@ LARGE = dict(
     warmup_iters=750, eval_interval=250, eval_iters=50)
 
 
-@dataclass
 class Task(tasks.Task):
     data: str = "stdlib"      # a corpus (see data/corpora.py), your own file or folder, or a task
     block_size: int = 256     # tokens in a window
@@ -68,8 +63,8 @@ class Task(tasks.Task):
         folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size, self.source = VOCABULARY[self.tokenizer], self.meta["sha256"]
         self.need(2, SPLITS)
-        self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r", shape=n)
-                        for split, n in self.meta["tokens"].items()}
+        self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r")
+                        for split in SPLITS}
 
     def need(self, tokens, splits):
         for split in splits:
@@ -87,20 +82,11 @@ class Task(tasks.Task):
                   "in one that is shorter")
 
     @staticmethod
-    def was_prepared(config, source):
-        metas = (path.read_text(encoding="utf-8") for path in PREPARED.glob("*/meta.json"))
-        return (config.get("corpus", config["data"]) in CORPORA
-                or any(json.loads(meta)["sha256"] == source for meta in metas))
-
-    @staticmethod
     def encoding(config):
         return get_encoding(config["tokenizer"])
 
     def show(self, x):
         return labels_of(get_encoding(self.tokenizer), x)
-
-    def sorts(self, x):
-        return sorts_of(self.show(x))
 
     def batch(self, split, batch_size, rng):
         """Random windows of a split, and their next tokens."""
@@ -127,11 +113,8 @@ def get_encoding(name):
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
-    try:
+    with online("the gpt2 tokenizer", "use --tokenizer bytes, which needs no download"):
         encoding = tiktoken.get_encoding("gpt2")
-    except (OSError, ValueError) as e:  # requests' errors, or a download that was cut off
-        raise ValueError(f"could not download the gpt2 tokenizer ({type(e).__name__}); go online "
-                         "once, or use --tokenizer bytes, which needs no download") from e
     if name == "gpt2":
         return encoding
     n = VOCABULARY[name] - 1  # in the order in which they were merged
@@ -147,89 +130,25 @@ def sizes_of(encoding):
 
 def labels_of(encoding, ids):
     """Tokens as labels for figures: \\n is a line end, a dot the end of a text."""
-    labels = {encoding.eot_token: "·"}
-    for token in map(int, ids):
-        if token not in labels:
-            there = token < encoding.n_vocab  # the others fill up the table for a GPU
-            labels[token] = repr(encoding.decode([token]))[1:-1] if there else f"<{token}>"
-    return [labels[int(token)] for token in ids]
-
-
-def sorts_of(labels):
-    """What sort of token each of a text is, by its label. Of line ends there are three."""
-    sorts, line = [], "."  # what the line has so far; the first may have begun before
-    for label in labels:
-        label = label.replace("\\\\", "/").replace("\\x0c", " ")  # \\n is not a line end
-        before, end, after = label.rpartition("\\n")
-        if not end:
-            line += label
-            sorts.append(sort_of(label))
-            continue
-        words = (line + before).rpartition("\\n")[2].removesuffix("\\r")
-        words = words.replace("\\t", " ").strip()
-        if not words:
-            sorts.append("blank line")
-        else:
-            sorts.append("block begins" if words[-1] in ":{" else "line end")
-        line = after
-    return sorts
-
-
-def sort_of(label):
-    """Of a token without a line end; the end of a text is a sign."""
-    word = label.strip()
-    if word in ("", "\\t"):
-        return "space"
-    if word.isidentifier():
-        return "letters"
-    return "digits" if word.isdigit() else "signs"
+    def label(token):
+        if token == encoding.eot_token:
+            return "·"
+        there = token < encoding.n_vocab  # the others fill up the table for a GPU
+        return repr(encoding.decode([token]))[1:-1] if there else f"<{token}>"
+    return [label(int(token)) for token in ids]
 
 
 def encode(encoding, text):
     """bytes -> uint16 array, after an end-of-text token. Raises ValueError."""
-    parts = tokens_of([(None, "the text", text)], encoding)
-    return np.concatenate([ids for _, ids in parts])
-
-
-def tokens_of(texts, encoding):
-    """Documents -> (split, tokens), each after an end of text; one at a time is in memory."""
-    in_bytes = encoding.name == "bytes"
-    pieces = pieces_of(texts, in_bytes)
-    while batch := list(itertools.islice(pieces, AT_ONCE)):
-        splits, parts = zip(*batch)
-        if in_bytes:  # a byte's token is its value: nothing to look up
-            ids = [np.frombuffer(part or b"", np.uint8) for part in parts]
-        else:
-            ids = encoding.encode_ordinary_batch([part or "" for part in parts],
-                                                 num_threads=os.cpu_count())
-        for split, part, tokens in zip(splits, parts, ids):
-            yield split, np.array([encoding.eot_token] if part is None else tokens, np.uint16)
-
-
-def pieces_of(texts, in_bytes):
-    """(split, a piece of a text), before each text None."""
-    for split, name, content in texts:
-        yield split, None
-        pieces = whole_words(name, content)
-        if in_bytes:
-            pieces = (content[n:n + BLOCK] for n in range(0, len(content), BLOCK))
-        for piece in pieces:
-            yield split, piece
-
-
-def whole_words(name, content):
-    """Bytes -> pieces of text that end where a word and a token do; after 16 BLOCK anywhere."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{name} is not UTF-8, which the gpt2 tokenizer needs; convert it "
-                         "(iconv -t UTF-8), or use --tokenizer bytes") from e
-    start, word_end = 0, re.compile(r"\S(?=[ \n])")
-    while start < len(text):
-        word = word_end.search(text, start + BLOCK, start + 16 * BLOCK)
-        end = word.end() if word else start + 16 * BLOCK
-        yield text[start:end]
-        start = end
+    if encoding.name == "bytes":
+        ids = np.frombuffer(text, np.uint8)
+    else:
+        try:
+            ids = encoding.encode_to_numpy(text.decode(), disallowed_special=())
+        except UnicodeDecodeError as e:
+            raise ValueError("the text is not UTF-8, which the gpt2 tokenizer needs; convert it "
+                             "(iconv -t UTF-8), or use --tokenizer bytes") from e
+    return np.concatenate(([encoding.eot_token], ids), dtype=np.uint16, casting="unsafe")
 
 
 # -----------------------------------------------------------------------------
@@ -240,69 +159,90 @@ def prepare(data, tokenizer, max_tokens=0):
     if max_tokens < 0:
         raise ValueError("--max_tokens must be 0 (all) or more")
     name, source = identify(data)
-    key = hashlib.sha256(repr((source, tokenizer, max_tokens)).encode()).hexdigest()
-    folder = PREPARED / f"{name[:40]}-{tokenizer}-{key[:12]}"  # a name may be 255 bytes long
-    if not folder.exists():
+
+    def make(folder):
         encoding = get_encoding(tokenizer)
-        print(f"preparing {data} with the {tokenizer} tokenizer in {folder}", file=sys.stderr)
-        try:
-            PREPARED.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="unfinished-", dir=PREPARED) as unfinished:
-                work = Path(unfinished) / "streams"
-                work.mkdir()
-                counts = write(data, encoding, work, max_tokens)
-                meta = dict(corpus=name, tokenizer=tokenizer, vocab_size=encoding.n_vocab,
-                            tokens=counts, source=source, sha256=checksum(work))
-                (work / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-                for path in work.iterdir():  # on the disk before the folder has its name
-                    with open(path, "rb+") as file:
-                        os.fsync(file.fileno())
+        write(data, encoding, folder, max_tokens)
+        tokens, digest = {}, hashlib.sha256()
+        for split in SPLITS:
+            with open(folder / f"{split}.bin", "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+                tokens[split] = file.tell() // 2
+        return dict(corpus=name, tokenizer=tokenizer, vocab_size=encoding.n_vocab, tokens=tokens,
+                    source=source, sha256=digest.hexdigest())
+    return made_once(f"{name[:40]}-{tokenizer}", (source, tokenizer, max_tokens), make)
+
+
+def made_once(name, source, make):
+    """
+    -> the folder in PREPARED of what is made of this source, and its meta.json. Where it is not
+    there, make(folder) writes its files and returns meta.json. It appears as a whole or not at all.
+    """
+    key = hashlib.sha256(repr(source).encode()).hexdigest()
+    folder = PREPARED / f"{name}-{key[:12]}"
+    if not folder.exists():
+        print(f"preparing {folder}", file=sys.stderr)
+        PREPARED.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=PREPARED) as unfinished:
+            work = Path(unfinished) / "whole"
+            work.mkdir()
+            meta = make(work)
+            (work / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+            try:
                 work.rename(folder)
-        except OSError as e:
-            if not folder.exists():  # else another process has made the same
-                raise ValueError(f"could not prepare {data}: {e}") from e
+            except OSError:
+                if not folder.exists():  # else another process has made the same
+                    raise
     return folder, json.loads((folder / "meta.json").read_text(encoding="utf-8"))
 
 
-def write(data, encoding, work, max_tokens):
-    """A file of tokens for every split, max_tokens in all -> {split: tokens}."""
+def was_prepared(sha256):
+    """Whether a text with this sha256 was prepared on this machine."""
+    metas = (path.read_text(encoding="utf-8") for path in PREPARED.glob("*/meta.json"))
+    return any(json.loads(meta)["sha256"] == sha256 for meta in metas)
+
+
+def write(data, encoding, folder, max_tokens):
+    """A file of tokens for every split, max_tokens in all."""
     limit = max_tokens or sys.maxsize
-    shares = {None: 1, "train": 1 - 2 * HELD_OUT, "val": HELD_OUT, "test": HELD_OUT}
-    quota = {split: round(limit * share) for split, share in shares.items()}
-    counts, shown = dict.fromkeys(quota, 0), time.monotonic()
-    enough = SPLITS
-    if data == "fineweb_edu":  # which has too much to wait for the other two
-        enough = SPLITS[:1]
+    held_out = round(limit * HELD_OUT)
+    room = {None: limit, "train": round(limit * (1 - 2 * HELD_OUT)), "val": held_out,
+            "test": held_out}  # tokens that a split may still take
+    enough = SPLITS[:1] if data == "fineweb_edu" else SPLITS  # the others would take too long
     with ExitStack() as stack:
-        files = {split: stack.enter_context(open(work / f"{split}.bin", "wb")) for split in SPLITS}
-        for split, ids in tokens_of(documents(data), encoding):
-            ids = ids[:quota[split] - counts[split]]
+        files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb"))
+                 for split in SPLITS}
+        for split, ids in tokenized(documents(data), encoding):
+            ids = ids[:room[split]]
+            room[split] -= len(ids)
             files[split or "train"].write(ids)
-            counts[split] += len(ids)
-            if time.monotonic() - shown > 5:
-                shown = time.monotonic()
-                print(f"  {sum(counts.values()):,} tokens", file=sys.stderr)
-            if counts[None] == limit or all(counts[name] == quota[name] for name in enough):
+            if not room[None] or not any(room[split] for split in enough):
                 break
-    whole = counts.pop(None)
-    return cut(work, whole) if whole else counts
+    if room[None] < limit:  # it lies in train.bin: cut it by position
+        whole = np.fromfile(folder / "train.bin", np.uint16)
+        ends = [int(len(whole) * (1 - 2 * HELD_OUT)), int(len(whole) * (1 - HELD_OUT))]
+        for split, part in zip(SPLITS, np.split(whole, ends)):
+            part.tofile(folder / f"{split}.bin")
 
 
-def cut(work, n):
-    """A text of n tokens that lies in train.bin is cut by position -> {split: tokens}."""
-    ends = [0, int(n * (1 - 2 * HELD_OUT)), int(n * (1 - HELD_OUT)), n]
-    whole = np.memmap(work / "train.bin", np.uint16, "r")
-    for split, start, end in zip(SPLITS[1:], ends[1:], ends[2:]):
-        whole[start:end].tofile(work / f"{split}.bin")
-    del whole
-    os.truncate(work / "train.bin", 2 * ends[1])
-    return dict(zip(SPLITS, np.diff(ends).tolist()))
+def tokenized(documents, encoding):
+    """(split, text) of every document -> (split, tokens), in their order, on all cores."""
+    pool = ThreadPoolExecutor()
+    for group in groups(documents):
+        splits, texts = zip(*group)
+        yield from zip(splits, pool.map(partial(encode, encoding), texts))
 
 
-def checksum(work):
-    """sha256 of the three streams, one after the other."""
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        with open(work / f"{split}.bin", "rb") as f:
-            hashlib.file_digest(f, lambda: digest)
-    return digest.hexdigest()
+def groups(documents):
+    """Lists of documents that are tokenized at once."""
+    group, size, done = [], 0, 0
+    for split, text in documents:
+        group.append((split, text))
+        size += len(text)
+        if size > AT_ONCE:
+            yield group
+            done += size
+            print(f"  {done:,} bytes of text", file=sys.stderr)
+            group, size = [], 0
+    if group:
+        yield group

@@ -5,13 +5,11 @@ Post-Norm, section 6.4).
     3: after an odd number of consecutive 1s never an odd number of consecutive 0s
     7: 0*1*0*1*
 
-A walk repeats its symbol, or switches to the other with probability p_switch where both are legal;
-in an accepting state it may end with probability p_end, so that about half of the strings end by
+A walk repeats its symbol, or switches to the other with probability P_SWITCH where both are legal;
+in an accepting state it may end with probability P_END, so that about half of the strings end by
 100. So that they get long, the walk goes on where it would end, and the target keeps the true
 distribution, the end included.
 """
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -30,18 +28,15 @@ AUTOMATA = {
         (2, 3, True),    # 0*1*0*
         (-1, 3, True)],  # 0*1*0*1*
 }
-P_SWITCH = {3: 0.2, 7: 0.01}
-P_END = {3: 0.0086, 7: 0.00684}
+P_SWITCH = {3: 0.2, 7: 0.01}     # ours
+P_END = {3: 0.0086, 7: 0.00684}  # half of the strings end by 100, as in the paper
 MAY_BE_ILLEGAL = {3: 1, 7: 0}  # this symbol
 LONG = 460  # tokens in long, at least
 
 
-@dataclass
 class Task(data.Task):
     block_size: int = 100  # tokens in a training input, <s> included
     language: int = 3      # 3 or 7
-    p_switch: float = 0.0  # 0: 0.2 for language 3, 0.01 for 7; ours
-    p_end: float = 0.0     # 0: half of the strings end by 100, as in the paper
 
     vocab_size = 4
     splits = ("train", "iid", "long")
@@ -55,13 +50,8 @@ class Task(data.Task):
 
     def __post_init__(self):
         if self.language not in AUTOMATA:
-            choices = ", ".join(map(str, AUTOMATA))
-            raise ValueError(f"language={self.language}: choose from {choices}")
-        self.switch = self.p_switch or P_SWITCH[self.language]
-        self.end = self.p_end or P_END[self.language]
-        if not (0 < self.switch < 1 and 0 < self.end < 1 and self.block_size >= 1):
-            raise ValueError(
-                "tomita needs p_switch and p_end between 0 and 1, and block_size of at least 1")
+            raise ValueError(f"language={self.language}: choose from 3 and 7")
+        self.switch, self.end = P_SWITCH[self.language], P_END[self.language]
         after_0, after_1, accepts = zip(*AUTOMATA[self.language])
         self.to = np.stack((after_0, after_1), 1)  # (state, symbol) -> state
         self.accepts = np.array(accepts)

@@ -18,21 +18,20 @@ def bm25_scores(queries, documents, k1=1.2, b=0.75):
     every document (taken one after the other) -> scores (Q, N). A document scores high that has the
     query's words often for its length; rare words count more.
     """
-    terms = {}
-    for word in itertools.chain(*queries):
-        terms.setdefault(word, len(terms))
-    length = []
+    terms = {word: n for n, word in enumerate(dict.fromkeys(itertools.chain(*queries)))}
 
     def counted(words):
         row = np.zeros(len(terms), np.float32)
         for word, n in Counter(words).items():
             if word in terms:
                 row[terms[word]] = n
-        length.append(len(words))
         return row
     asked = np.stack([counted(words) for words in queries])
-    length.clear()
-    weight = np.stack([counted(words) for words in documents])
+    rows, length = [], []
+    for words in documents:
+        rows.append(counted(words))
+        length.append(len(words))
+    weight = np.stack(rows)
     has = (weight > 0).sum(0)
     idf, mean = np.log(1 + (len(weight) - has + 0.5) / (has + 0.5)), max(np.mean(length), 1)
     for n, words in zip(weight, length):  # from counts to weights, in place: there may be many

@@ -9,7 +9,6 @@ as they are. Documents and splits are those of data/corpora.py; the tokens are t
 its training split, after three of their own: 0 PAD, 1 MASK, 2 UNK.
 """
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from common import names
 from data import text
 
 PAD, MASK, UNK = range(3)  # the tokens that are kept come after
+TOLD = 0.15  # share of tokens to predict
 
 
 class CutTask(data.Task):
@@ -65,16 +65,13 @@ def blocks(stream, size=1 << 22):
         yield start, stream[start:start + size]
 
 
-@dataclass
 class Task(CutTask):
     block_size: int = 128     # tokens in a window
     corpus: str = "packages"  # a corpus (see data/corpora.py), or your own file or folder
     tokenizer: str = "gpt2"   # gpt2 or bytes
     max_vocab: int = 8192     # tokens of it that are kept, the commonest
     max_tokens: int = 0       # prepare only this many tokens of the corpus; 0 is all
-    p_told: float = 0.15      # share of tokens to predict
 
-    was_prepared = staticmethod(text.Task.was_prepared)
     # paper: CABLE, section 5.2 (bert-base); nano: for one CPU core
     defaults = {
         "nano": dict(
@@ -87,8 +84,6 @@ class Task(CutTask):
     }
 
     def __post_init__(self):
-        if not 0 < self.p_told < 1:
-            raise ValueError(f"p_told={self.p_told} must be between 0 and 1")
         self.text = text.Task(data=self.corpus, tokenizer=self.tokenizer, block_size=1,
                               max_tokens=self.max_tokens)
         self.corpus, self.source = self.text.data, self.text.source
@@ -127,7 +122,7 @@ class Task(CutTask):
         real = tokens != PAD
         # of every sequence the same share
         turn = np.where(real, rng.random(tokens.shape), 2).argsort(1).argsort(1)
-        told = turn < np.round(self.p_told * real.sum(1)).clip(1)[:, None]
+        told = turn < np.round(TOLD * real.sum(1)).clip(1)[:, None]
         other = rng.integers(UNK + 1, self.vocab_size, tokens.shape)
         u = rng.random(tokens.shape)
         hidden = np.where(u < 0.8, MASK, np.where(u < 0.9, other, tokens))

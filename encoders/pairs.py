@@ -1,15 +1,12 @@
 """Pairs of a query and the document that answers it, in one file of arrays."""
 import ast
 import hashlib
-import os
-import sys
 import warnings
 from collections import Counter
 from itertools import islice
 
 import numpy as np
 
-from common.files import write_safely
 from data import corpora, text
 
 ASKED = 8  # queries of one test document at most
@@ -18,8 +15,8 @@ WORDS = 4  # of a query at least
 
 def prepared(corpus, tokenizer):
     """
-    -> the corpus' name or absolute path, and its arrays: for every split SPLIT.documents and
-    SPLIT.queries, tokens one text after the other, which begin at SPLIT.documents.starts, ...;
+    -> the corpus' name or absolute path; a sha256; and its arrays: for every split SPLIT.documents
+    and SPLIT.queries, tokens one text after the other, which begin at SPLIT.documents.starts, ...;
     SPLIT.of, .at and .end, the document that answers a query, where the answer begins and ends.
     """
     if corpus == "fineweb_edu":
@@ -30,25 +27,17 @@ def prepared(corpus, tokenizer):
         if corpus not in corpora.CORPORA:
             corpus = str(corpora.absolute(corpus))
         name, source = corpora.identify(corpus)
-    digest = hashlib.sha256(os.fsencode(f"{source} {tokenizer}")).hexdigest()
-    path = text.PREPARED / f"{name[:40]}-{tokenizer}-{digest[:12]}.npz"
-    if not path.exists():
+
+    def make(folder):
         encoding = text.get_encoding(tokenizer)
-        print(f"making queries and documents of {corpus} in {path}", file=sys.stderr)
         splits = msmarco() if corpus == "msmarco" else from_documents(corpus)
-        arrays = tokenized(splits, encoding)
-        digest = hashlib.sha256()
-        for name in sorted(arrays):
-            digest.update(arrays[name].tobytes())
-        arrays["sha256"] = np.array(digest.hexdigest())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_safely(path, lambda tmp: save(tmp, arrays))
-    return corpus, dict(np.load(path))
-
-
-def save(path, arrays):
-    with open(path, "wb") as f:  # np.savez would add .npz to a path
-        np.savez(f, **arrays)
+        arrays, digest = tokenized(splits, encoding), hashlib.sha256()
+        for array in sorted(arrays):
+            digest.update(arrays[array].tobytes())
+        np.savez(folder / "pairs.npz", **arrays)
+        return dict(sha256=digest.hexdigest())
+    folder, meta = text.made_once(f"{name[:40]}-{tokenizer}-pairs", (source, tokenizer), make)
+    return corpus, meta["sha256"], dict(np.load(folder / "pairs.npz"))
 
 
 def tokenized(splits, encoding):
@@ -79,10 +68,10 @@ def tokenized(splits, encoding):
 def from_documents(corpus):
     """{split: documents and queries} of a corpus, or a user's own files."""
     rows, times = [], Counter()
-    for split, _, raw in corpora.documents(corpus):
+    for split, raw in corpora.documents(corpus):
         if split is None:
             raise ValueError(f"{corpus} has too few documents for train, val and test")
-        document, asked = without_queries(raw.decode("utf-8", "replace"))
+        document, asked = without_queries(raw.decode())
         times.update(plain(query) for query, _ in asked)
         if document.strip():
             rows.append((split, document, asked))
@@ -109,10 +98,9 @@ def without_queries(document):
     Python -> itself without the docstrings of its functions and classes, and
     [(query, the characters of its answer)]. Other text stays, and has no query.
     """
-    document = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    document = document.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the file's own strings
+        with warnings.catch_warnings(action="ignore"):  # about the file's own strings
             tree = ast.parse(document)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # of odd files
         return document, []

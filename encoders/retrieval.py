@@ -17,28 +17,26 @@ on one process, and the reverse. Beside them stands a hard negative for each que
 of the same file: of some, the one that the model ranks first before the training.
 """
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data import corpora, text
+from common.exits import fail
+from data import corpora
 from encoders import pairs, scoring
 from encoders.mlm import PAD, CutTask
 
-PLACES = 16  # in a file, among which its hard negatives are chosen
+PLACES = 16         # in a file, among which its hard negatives are chosen
+TEMPERATURE = 0.05  # cosines are divided by it
 
 
-@dataclass
 class Task(CutTask):
     block_size: int = 128        # tokens of a document in training
     query_size: int = 48         # tokens of a query, at most; never more than block_size
     corpus: str = "packages"     # see data/corpora.py; msmarco; or your own file or folder
     tokenizer: str = "gpt2"      # gpt2 or bytes
     max_vocab: int = 8192        # tokens of it that are kept, unless --init_from says which
-    temperature: float = 0.05    # cosines are divided by it
-    hard_negatives: bool = True  # also tell a definition from another place of its file
 
     validation_splits = corpora.SPLITS[1:2]
     unit = "queries"
@@ -56,10 +54,7 @@ class Task(CutTask):
 
     def __post_init__(self):
         self.asked = min(self.query_size, self.block_size)  # a learned table ends there
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature} must be more than 0")
-        self.corpus, self.pairs = pairs.prepared(self.corpus, self.tokenizer)
-        self.source = str(self.pairs["sha256"])
+        self.corpus, self.source, self.pairs = pairs.prepared(self.corpus, self.tokenizer)
         for split in self.splits:
             queries = len(self.pairs[f"{split}.at"])
             documents = len(self.pairs[f"{split}.documents.starts"]) - 1
@@ -68,17 +63,11 @@ class Task(CutTask):
                                  f"in its {split} split, needs 2: some 20 files")
         self.count(self.pairs["train.documents"], self.pairs["train.queries"])
 
-    @staticmethod
-    def was_prepared(config, source):
-        files = text.PREPARED.glob("*.npz")
-        return (config["corpus"] in (*corpora.CORPORA, "msmarco")
-                or any(str(np.load(path)["sha256"]) == source for path in files))
-
     @torch.no_grad()
     def prepare(self, model):
         """Choose every pair's hard negative: where its file looks most like the query's answer."""
         super().prepare(model)
-        if not self.hard_negatives or "negative" in self.pairs:
+        if "negative" in self.pairs:  # the corpus has its own
             return
         device = next(model.parameters()).device
 
@@ -122,8 +111,8 @@ class Task(CutTask):
         start = (at[n] - rng.integers(0, self.block_size // 2 + 1, len(n))).clip(0)
         documents = self.cut(f"{split}.documents", of[n], start, self.block_size)
         other, first = of[n], np.full(len(n), -1)  # no hard negative
-        if self.hard_negatives and split == "train":
-            if "negative" in self.pairs:  # the corpus has its own
+        if split == "train":
+            if "negative" in self.pairs:
                 other, first = self.pairs["negative"][n], np.zeros(len(n), int)
             elif "negatives" in self.kept:
                 first = self.kept["negatives"].numpy()[n]
@@ -152,13 +141,13 @@ class Task(CutTask):
         """
         B, T = len(x), self.block_size
         if B < 2:  # one pair has nothing to tell its document from
-            raise ValueError("this task needs a --batch_size of at least 2 for each process")
+            fail("this task needs a --batch_size of at least 2 for each process")
         query, document, negative = x.split((self.asked, T, T), 1)
         some = (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
         d = model(trim(torch.cat((document, negative[some]))), pooled=True)
         with torch.autocast(x.device.type, enabled=False):  # what is divided is not in bfloat16
-            score = q.float() @ d.float().T / self.temperature  # (B, B and negatives)
+            score = q.float() @ d.float().T / TEMPERATURE  # (B, B and negatives)
         of, start, other, first = y.T
         near = (start[:, None] - torch.cat((start, first[some]))).abs() < T
         same = near & (of[:, None] == torch.cat((of, other[some])))

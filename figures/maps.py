@@ -33,6 +33,7 @@ from common.flags import Parser, add_set
 from common.names import is_encoder, make_task, trained_on
 from data.text import encode, labels_of
 from figures import plot
+from figures.sorts import sorts_of
 
 STYLE = plot.STYLE | {"axes.grid": False}
 PARTS = ("attention", "step", "distance", "position", "qk", "bias")
@@ -292,7 +293,8 @@ def steps_by_sort(run, split, length, seed, sequences=200):
         seen = np.tri(x.size(1)) * (y[0] != -1).numpy()[:, None]  # (T, T)
         steps.append([(parts["step"] * seen).sum(1) for parts in layers])  # (layers, H, T)
         times.append(seen.sum(0))
-        sorts += task.sorts(x[0].numpy())
+        labels = task.show(x[0].numpy())
+        sorts += sorts_of(labels) if task.encoding else labels
     sorts, steps, times = np.array(sorts), np.concatenate(steps, -1), np.concatenate(times)
     names, means = sorted(set(sorts[times > 0])), []
     for name in names:

