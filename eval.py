@@ -27,7 +27,7 @@ from pathlib import Path
 from common import ROOT, names
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
-from common.exits import fail, in_one_line, script
+from common.exits import fail, in_one_line, script, value_errors_fail
 from common.files import write_json
 from common.flags import Parser, add_run_flags
 from scoring import Options, describe
@@ -148,7 +148,9 @@ def main(argv=None):
     out = Path(where_to_write(args.out, runs, command))
     out.parent.mkdir(parents=True, exist_ok=True)  # before hours of scoring, not after
 
-    scores = score_runs(scoring.Scores(task, runs, options), runs)
+    with value_errors_fail():
+        scores = scoring.Scores(task, runs, options)
+    scores = score_runs(scores, runs)
     if not scores["runs"]:
         fail("no length could be scored")
     _, dtype, attention = words.split(", ", maxsplit=2)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from common.exits import fail
 from data import corpora, text
 from encoders import pairs
 from encoders.mlm import PAD, CutTask
@@ -152,7 +153,7 @@ class Task(CutTask):
         """
         B, T = len(x), self.block_size
         if B < 2:  # one pair has nothing to tell its document from
-            raise ValueError("this task needs a --batch_size of at least 2 for each process")
+            fail("this task needs a --batch_size of at least 2 for each process")
         query, document, negative = x.split((self.asked, T, T), 1)
         some = (negative != PAD).any(1)
         q = model(trim(query), pooled=True)
