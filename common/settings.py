@@ -89,7 +89,8 @@ def resumed_settings(saved, argv, description=None):
 def parsed(argv, description, module, task, defaults, fixed):
     """The settings of a model and a task: flags, else defaults, which those in `fixed` keep."""
     parser = flags.Parser(description=description, usage="python train.py [--flag VALUE ...]")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder; only its "
+                        "max_iters, where its text lies and the flags under `run` may change")
     about = f"from the VARIANTS of a model file: {', '.join(names.main_models())}"
     flags.add_flag(parser, "model", str, about, TrainConfig.model)
     parser.set_defaults(vocab_size=0)  # no flag: the task has it
