@@ -17,7 +17,7 @@ import torch
 import data
 from common.checkpoint import checkpoints, load_checkpoint, load_run
 from common.device import setup
-from common.exits import fail, in_one_line
+from common.exits import fail, in_one_line, value_errors_fail
 from common.flags import Parser, add_run_flags
 from common.names import new_cache, trained_on
 from data.corpora import read as read_file
@@ -133,8 +133,9 @@ def main(argv=None):
     task = trained_on(run.config)
     if not task.encoding:
         fail(f"{run.path} was trained on {run.config['data']} and writes no text")
-    encoding = task.encoding(run.config)
-    ids = encode(encoding, prompt).tolist()
+    with value_errors_fail():
+        encoding = task.encoding(run.config)
+        ids = encode(encoding, prompt).tolist()
     ids = ids[1:] or ids  # after an end-of-text token, or that token alone
     T, say = run.config["block_size"], partial(print, file=sys.stderr)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "

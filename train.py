@@ -18,6 +18,7 @@ import shlex
 import sys
 import textwrap
 import time
+from collections import Counter
 from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
@@ -28,15 +29,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common import flags, names
+from common import names
 from common.batches import batches
 from common.bema import BEMA
 from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from common.device import environment, setup
-from common.exits import asked_to_stop, fail, in_one_line, say, script
+from common.exits import asked_to_stop, fail, in_one_line, say, script, value_errors_fail
 from common.files import write_safely
 from common.log import in_words, open_log, report
-from common.settings import check, configs, new_settings, resumed_settings
+from common.settings import check, configs, first_flags, new_settings, resumed_settings
 
 
 def get_lr(c, it):
@@ -58,23 +59,22 @@ def validate(model, task, c, device, context):
     losses, scores = [], {}
     for n, split in enumerate(task.validation_splits):
         rng = np.random.default_rng([c.seed, (1 << 40) + n])  # of no step of training
-        totals = {}
+        hits, trials = Counter(), Counter()
         for _ in range(c.eval_iters):
-            x, y = task.tensors(split, c.batch_size, rng)
-            x, y = x.to(device), y.to(device)
+            x, y = (part.to(device) for part in task.tensors(split, c.batch_size, rng))
             try:
                 with context:
                     logits, loss = task.forward(model, x, y)
-            except ValueError:  # positions that end before the sequences of a test split do
+            except ValueError as e:  # positions that end before the sequences of a test split do
                 if n == 0:
-                    raise
+                    fail(e)
                 break
             if n == 0:
                 losses.append(loss.item())
             for metric, (count, out_of) in task.score(logits, x, y).items():
-                before = totals.get(metric, (0, 0))
-                totals[metric] = before[0] + count.sum().item(), before[1] + out_of.sum().item()
-        scores[split] = {metric: a / max(b, 1) for metric, (a, b) in totals.items()}
+                hits[metric] += count.sum().item()
+                trials[metric] += out_of.sum().item()
+        scores[split] = {metric: hits[metric] / max(trials[metric], 1) for metric in hits}
     model.train()
     row = dict(val_loss=sum(losses) / len(losses))
     return row | dict(scores=scores) if any(scores.values()) else row
@@ -85,7 +85,7 @@ def validate(model, task, c, device, context):
 
 def settings_of(argv):
     """-> the settings of a new run, or of the one that --resume names; its folder; what it saved"""
-    folder = flags.peek(argv, "resume")
+    folder = first_flags(argv).resume
     if folder is not None:
         path = find_checkpoint(folder)
         saved = load_checkpoint(path)
@@ -112,7 +112,7 @@ def start_processes(c, device):
 
 
 def task_and_model(c, saved, device, rank, world):
-    """-> both, with what they take over from the run that is resumed, or --init_from."""
+    """-> both, with what they take over from the run that is resumed, or from --init_from."""
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
@@ -123,7 +123,7 @@ def task_and_model(c, saved, device, rank, world):
                 fail(f"--init_from {c.init_from}: its {name} is {theirs}, not {ours}")
     if rank:
         dist.barrier()  # the first one prepares the data
-    task = names.make_task(vars(c), origin["kept"] if origin else {})
+    task = names.make_task(vars(c), origin and origin["kept"])
     if world > 1 and not rank:
         dist.barrier()
     if saved and task.source != saved["source"]:
@@ -135,11 +135,9 @@ def task_and_model(c, saved, device, rank, world):
     model = names.make_model(vars(c)).to(device)
     if origin:
         load_weights(model, origin["model"], c.init_from or "the checkpoint")
-    if c.init_from and not saved:
-        theirs = origin["config"]["model"]
-        say(f"takes over the weights of {c.init_from}, a {theirs}, at iter {origin['iter']}")
     if not saved:
-        task.prepare(model)
+        with value_errors_fail():
+            task.prepare(model)
     return task, model
 
 
@@ -166,18 +164,6 @@ def show_settings(c, task, model, where):
         if passes > 10:
             say("more than 10 passes: a model learns its text by heart; add text, or take fewer "
                 "--max_iters")
-        if where.startswith("cuda") and c.size == "nano":
-            say("nano is made for a CPU. What a card is for begins with: python train.py --model "
-                f"{c.model} --size micro --data packages")
-
-
-def fail_not_finite(model, loss, it):
-    """Names what is not: the loss, or the first parameter's gradient."""
-    bad = [name for name, p in model.named_parameters()
-           if p.grad is not None and not p.grad.isfinite().all()]
-    what = f"the gradient of {bad[0]}" if bad and loss.isfinite() else "the loss"
-    advice = "a lower --learning_rate may help" if it > 1 else "so it was before any step"
-    fail(f"{what} is not finite by iter {it}; {advice}")
 
 
 def train(c, out, saved):
@@ -190,8 +176,9 @@ def train(c, out, saved):
     wide = [p for p in raw_model.parameters() if p.dim() >= 2]
     rest = [p for p in raw_model.parameters() if p.dim() < 2]
     groups = [dict(params=wide, weight_decay=c.weight_decay), dict(params=rest, weight_decay=0.0)]
-    optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-8,
-                                  fused=device.type in ("cpu", "cuda"))
+    with value_errors_fail():
+        optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2),
+                                      eps=1e-8, fused=True)
     average = BEMA(raw_model, c.rho, c.kappa, c.eta) if c.bema else None
 
     # resume: all as it was saved
@@ -200,23 +187,23 @@ def train(c, out, saved):
         start, best_val_loss, seconds = saved["iter"], saved["best_val_loss"], saved["seconds"]
         optimizer.load_state_dict(saved["optimizer"])
         if average:
-            average.load_state_dict(saved["bema"])
+            average.load(**saved["bema"])
     log = open(os.devnull, "w") if rank else open_log(out, start)
 
     # compiled, and shared
-    compiling = c.compile == "on" or (c.compile == "auto" and device.type == "cuda")
-    model = compiled(raw_model, device) if compiling else raw_model
+    model = raw_model
+    if c.compile == "on" or (c.compile == "auto" and device.type == "cuda"):
+        model = compiled(raw_model, device)
     show_settings(c, task, raw_model, where + (", torch.compile" if model is not raw_model else ""))
     if world > 1:
         model = DistributedDataParallel(model)
     say(f"writing to {out}, from iter {start}")
 
     # the loop; Ctrl-C, kill and a closed terminal only ask for its end
-    it, logged, clock = start, start, time.monotonic()
+    it, logged, clock, stopping = start, start, time.monotonic(), False
     finite = torch.zeros((), device=device)
-    with asked_to_stop() as (stop, listen), log:
+    with asked_to_stop() as asked, log:
         for micro_batches in batches(task, c, start, device, rank, world):
-            listen()
             lr = get_lr(c, it)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -236,9 +223,9 @@ def train(c, out, saved):
 
             # is it time to log, to validate, to stop?
             it += 1
-            stopping = bool(stop)
+            stopping = asked()
             if world > 1:  # signals come at different steps: all stop, or none, and all wait
-                shared = torch.stack([loss, loss.new_tensor(len(stop))])
+                shared = torch.stack([loss, loss.new_tensor(stopping)])
                 dist.all_reduce(shared)
                 loss, stopping = shared[0] / world, bool(shared[1])
             validating = it % c.eval_interval == 0 or it == c.max_iters
@@ -247,7 +234,8 @@ def train(c, out, saved):
             # step; a GPU waits where a number is looked at, so that is done when one is logged
             finite += loss + norm  # no longer finite, once one of them was not
             if (logging or device.type == "cpu") and not finite.isfinite():
-                fail_not_finite(raw_model, loss, it)
+                fail(f"loss {loss:.4g}, norm of its gradient {norm:.4g}: not finite by iter {it}; "
+                     "a lower --learning_rate may help")
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if average:
@@ -268,11 +256,12 @@ def train(c, out, saved):
                 logged, clock = it, time.monotonic()
 
             # validate
-            best = False
+            files = ["ckpt.pt"]
             if validating:
                 row = validate(raw_model, task, c, device, context)  # no other lengths to compile
-                best = row["val_loss"] < best_val_loss
-                best_val_loss = min(best_val_loss, row["val_loss"])
+                if row["val_loss"] < best_val_loss:
+                    best_val_loss = row["val_loss"]
+                    files.insert(0, "best.pt")  # first: ckpt.pt knows of it
                 report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
 
             # save
@@ -282,19 +271,20 @@ def train(c, out, saved):
                     seconds=seconds, best_val_loss=best_val_loss, model=raw_model.state_dict(),
                     optimizer=optimizer.state_dict(), environment=environment())
                 if average:
-                    state["bema"] = average.state_dict()
-                for name in ("best.pt", "ckpt.pt") if best else ("ckpt.pt",):
+                    state["bema"] = dict(start=average.start, ema=average.ema)
+                for name in files:
                     write_safely(out / name, partial(torch.save, state))
                 clock = time.monotonic()  # the time until here was not training
             if stopping:
                 break
+        stopping |= asked()
 
     # the end: all processes leave together, and DDP before its process group
     model = raw_model
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
-    if stop or it < c.max_iters:
+    if stopping:
         run = shlex.quote(str(out))
         say(f"interrupted after iter {it}, saved; continue with: python train.py --resume {run}")
         sys.exit(130)

@@ -7,23 +7,14 @@ from unittest import mock
 
 import torch
 
+import kernels
 from common.exits import fail
-
-try:
-    import kernels
-    from kernels import install, installed
-except ImportError:  # the folder was left out: every attention runs as its model file has it
-    kernels, installed = None, []
-
-    def install(module):
-        pass
 
 
 def use_kernels(kernel, device):
     """Follows --kernel -> which attention runs, in words."""
-    if kernels:
-        kernels.enabled = kernel == "auto"
-    if not kernels or not kernels.enabled:
+    kernels.enabled = kernel == "auto"
+    if not kernels.enabled:
         return "attention as the model file has it"
     why_not = kernels.why_no_triton(torch.empty(1, 1, 2, 64, device=device))
     if not why_not:
@@ -41,46 +32,40 @@ def attention_module(model):
 
 def plain_function(module):
     """
-    What computes the attention in a model's module, as it is written there: the one function with
-    the arguments of `literal`, without a literal the one whose name ends in attention.
+    What computes the attention in a model's module, as it is written there: the one function that
+    has the arguments of `literal`.
     """
-    arguments = {name: list(inspect.signature(function).parameters)
-                 for name, function in inspect.getmembers(module, inspect.isfunction)}
-    literal = arguments.pop("literal", None)
-    if literal:
-        names = [name for name in arguments if arguments[name] == literal]
-    else:
-        names = [name for name in arguments if name.endswith("attention")]
-    if len(names) != 1:
+    arguments = {function: list(inspect.signature(function).parameters)
+                 for _, function in inspect.getmembers(module, inspect.isfunction)}
+    wanted = arguments.pop(module.literal)
+    found = [function for function in arguments if arguments[function] == wanted]
+    if len(found) != 1:
         fail(f"{module.__name__}.py: not one function has the arguments of literal")
-    runs = getattr(module, names[0])
-    return runs.__wrapped__ if runs in installed else runs
+    return found[0].__wrapped__ if found[0] in kernels.installed else found[0]
 
 
 def has_ways(model):
     """Whether kernels/ have faster ways of the plain function of this very model."""
     module = attention_module(model)
-    return getattr(module, plain_function(module).__name__) in installed
+    return getattr(module, plain_function(module).__name__) in kernels.installed
 
 
 @contextmanager
 def attention_inputs(model):
     """
-    Yields a list, to which every call of the attention within adds its arguments, defaults
-    included: one tuple (q, k, v, ...) for every layer of every forward.
+    Yields a list, to which every call of the attention within adds its arguments: one tuple
+    (q, k, v, ...) for every layer of every forward.
     """
-    module = attention_module(model)
-    plain, calls = plain_function(module), []
-    runs, signature = getattr(module, plain.__name__), inspect.signature(plain)
+    module, calls = attention_module(model), []
+    name = plain_function(module).__name__
+    runs = getattr(module, name)
 
     @functools.wraps(runs)
-    def noted(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        calls.append(tuple(bound.arguments.values()))
-        return runs(*args, **kwargs)
+    def noted(*args, **named):
+        calls.append((*args, *named.values()))
+        return runs(*args, **named)
     ways = nullcontext()
-    if kernels and not has_ways(model):  # ALiBi's are of another function, which would pass this by
+    if not has_ways(model):  # ALiBi's are of another function, which would pass this by
         ways = mock.patch.object(kernels, "enabled", False)
-    with ways, mock.patch.object(module, plain.__name__, noted):
+    with ways, mock.patch.object(module, name, noted):
         yield calls

@@ -12,11 +12,11 @@ def batches(task, c, start, device, rank=0, world=1):
     def draw(it):
         rng, drawn = np.random.default_rng([c.seed, it]), []
         for _ in range(c.gradient_accumulation_steps):
-            x, y = task.tensors(task.splits[0], c.batch_size, rng)
-            x, y = x[rank::world], y[rank::world]
+            both = task.tensors(task.splits[0], c.batch_size, rng)
+            both = [part[rank::world] for part in both]
             if device.type == "cuda":  # pinned memory is copied while the GPU computes
-                x, y = x.pin_memory(), y.pin_memory()
-            drawn.append((x, y))
+                both = [part.pin_memory() for part in both]
+            drawn.append(both)
         return drawn
 
     with ThreadPoolExecutor(1) as thread:

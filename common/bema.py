@@ -6,10 +6,17 @@ class BEMA:
     """
     EMA_t = (1 - beta_t) EMA_{t-1} + beta_t theta_t, with beta_t = (rho + t)^-kappa, and
     BEMA_t = EMA_t + (rho + t)^-eta (theta_t - theta_0), for evaluation only.
+    start is theta_0, ema EMA_t, both {name: weights}: what a checkpoint keeps.
     """
     def __init__(self, model, rho, kappa, eta):
         self.rho, self.kappa, self.eta = rho, kappa, eta
         self.start, self.ema = copy_of(model), copy_of(model)
+
+    def load(self, start, ema):
+        """Take over what a checkpoint has kept, wherever it lies."""
+        for name in ema:
+            self.start[name].copy_(start[name])
+            self.ema[name].copy_(ema[name])
 
     @torch.no_grad()
     def update(self, model, t):
@@ -17,21 +24,12 @@ class BEMA:
         for name, p in model.named_parameters():
             self.ema[name].lerp_(p, (self.rho + t) ** -self.kappa)
 
+    @torch.no_grad()
     def weights(self, model, t):
         """-> {name: BEMA_t}, for load_state_dict(..., strict=False)."""
         alpha = (self.rho + t) ** -self.eta
-        theta = dict(model.named_parameters())
-        return {name: ema + alpha * (theta[name].detach() - self.start[name])
-                for name, ema in self.ema.items()}
-
-    def state_dict(self):
-        return dict(start=self.start, ema=self.ema)
-
-    def load_state_dict(self, state):
-        """Raises KeyError or RuntimeError where the weights are another model's."""
-        for average, saved in ((self.start, state["start"]), (self.ema, state["ema"])):
-            for name, p in average.items():
-                p.copy_(saved[name])
+        return {name: self.ema[name] + alpha * (p - self.start[name])
+                for name, p in model.named_parameters()}
 
 
 def copy_of(model):

@@ -1,7 +1,7 @@
 """Checkpoints: where they are, and models out of them."""
 import glob
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import torch
 
@@ -54,30 +54,23 @@ def load_checkpoint(path):
 
 def load_weights(model, weights, path):
     """model.load_state_dict; weights that do not fit end in a line with the first that differs."""
-    ours = model.state_dict()
-    for name in [*ours, *weights]:
-        theirs, mine = (tuple(w[name].shape) if name in w else "none" for w in (weights, ours))
-        if theirs != mine:
-            fail(f"the weights in {path} do not fit {names.file_of(model)}: the shape of {name} is "
-                 f"{theirs} there, {mine} here")
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        _, first, *_ = str(e).splitlines()
+        fail(f"the weights in {path} do not fit {names.file_of(model)}: {first.strip()[:160]}")
 
 
 def at_test(config, changes):
-    """What `--set NAME=VALUE ...` changes of a run's config: fields in its model file's AT_TEST."""
+    """What `--set NAME=VALUE ...` changes of a run's config: texts in its model file's AT_TEST."""
     module, _ = names.models()[config["model"]]
-    types, choices = get_type_hints(module.GPTConfig), getattr(module, "AT_TEST", ())
-    values = {}
+    choices, values = getattr(module, "AT_TEST", ()), {}
     for change in changes:
         name, equals, value = change.partition("=")
-        try:
-            if equals and name in choices:
-                values[name] = types[name](value)
-        except ValueError:
-            pass
-        if name not in values:
+        if not equals or name not in choices:
             fail(f"--set {change}: {names.file_of(module.GPT)} takes NAME=VALUE at test time, "
                  f"NAME one of: {', '.join(choices) or 'none'}")
+        values[name] = value
     return values
 
 
@@ -88,18 +81,18 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     """
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path)
-    changed = at_test(checkpoint["config"], changes)
-    config = checkpoint["config"] | changed
+    config = checkpoint["config"] | at_test(checkpoint["config"], changes)
     model = names.make_model(config)
     load_weights(model, checkpoint["model"], path)
+    name = path.resolve().parent.name
     if bema:
         if "bema" not in checkpoint:
             fail(f"{path} has no BEMA weights: it was trained without --bema")
         average = BEMA(model, config["rho"], config["kappa"], config["eta"])
-        average.load_state_dict(checkpoint["bema"])
+        average.load(**checkpoint["bema"])
         model.load_state_dict(average.weights(model, checkpoint["iter"]), strict=False)
-    name = path.resolve().parent.name + (" (BEMA)" if bema else "")
-    if changed:
+        name += " (BEMA)"
+    if changes:
         name += f" ({', '.join(changes)})"
     return Run(path, name, model.to(device).eval(), config, checkpoint)
 

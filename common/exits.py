@@ -3,10 +3,8 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 
 from common import ROOT
 
@@ -20,12 +18,41 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
-def nearest(word, names):
-    """What to say after an unknown word: the nearest names, else all of them."""
+@contextmanager
+def value_errors_fail():
+    """Where settings meet a model or a task: these import nothing of ours, and raise ValueError."""
+    try:
+        yield
+    except ValueError as e:
+        fail(e)
+
+
+def nearest(word, names, listed=None):
+    """What to say after an unknown word: the nearest names, else all, or those that are listed."""
     close = get_close_matches(word, names, n=2, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(names)}"
+    return f"choose from {', '.join(listed or names)}"
+
+
+def in_one_line(kind, error, trace):
+    """
+    For sys.excepthook. Ctrl-C, files and a disk or memory that is full end a script without a
+    traceback. Anything else is a bug, in your model or in ours, and keeps it.
+    """
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(130)
+    if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
+        os._exit(141)
+    message = str(error)
+    no_memory = issubclass(kind, MemoryError) or kind.__name__ == "OutOfMemoryError"  # of a GPU
+    if no_memory or "can't allocate memory" in message:  # torch on a CPU
+        message = ("this does not fit into memory: halve --batch_size, and double "
+                   "--gradient_accumulation_steps; take shorter --lengths, or a shorter prompt")
+    elif not issubclass(kind, OSError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {message}", file=sys.stderr)
 
 
 def say(words):
@@ -42,55 +69,28 @@ def say(words):
 @contextmanager
 def asked_to_stop():
     """
-    Within it Ctrl-C, kill and a closed terminal only add to a list. Yields the list, and a function
-    to call at every step: the first kernel that Triton compiles gives these signals to LLVM, and of
-    two that come at once, as from `timeout`, the second would end the process. What the shell has
-    us ignore stays ignored (nohup); afterwards every signal does what it did before.
+    Within it Ctrl-C, kill and a closed terminal are only noted. Yields a function to call at every
+    step -> whether one came. It also takes these signals back: the first kernel that Triton
+    compiles gives them to LLVM, and of two that come at once, as from `timeout`, the second would
+    end the process. What the shell has us ignore stays ignored (nohup); afterwards every signal
+    does what it did before.
     """
-    stop, before = [], {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) != signal.SIG_IGN:
+    came, before = [], {}
+    for number in signal.Signals:
+        heard = number.name in ("SIGINT", "SIGTERM", "SIGHUP")
+        if heard and signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.getsignal(number)
 
-    def listen():
+    def asked():
         for number in before:
-            signal.signal(number, lambda *_: stop.append(1))
-    listen()
+            signal.signal(number, lambda *_: came.append(1))
+        return bool(came)
+    asked()
     try:
-        yield stop, listen
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-SMALLER = dict(  # what to do in a script where memory ends
-    train="halve --batch_size, and double --gradient_accumulation_steps",
-    eval="take shorter --lengths", sample="take a shorter prompt, or fewer --max_new_tokens")
-
-
-def in_one_line(kind, error, trace):
-    """
-    For sys.excepthook. Ctrl-C, a full disk or memory and a ValueError that one of our files raises
-    end a script in one line. Anything else, as a bug in your model, keeps its traceback.
-    """
-    if issubclass(kind, KeyboardInterrupt):
-        os._exit(130)
-    if issubclass(kind, BrokenPipeError):  # `python sample.py | head`
-        os._exit(141)
-    last = traceback.extract_tb(trace)[-1]
-    file = Path(last.filename)
-    ours = file.is_relative_to(ROOT) and "site-packages" not in file.parts  # ./.venv lies in ROOT
-    ours = ours and (last.line or "").startswith("raise ")
-    message = str(error)
-    names = {cls.__name__ for cls in kind.__mro__}  # torch's, which not all of us import
-    if names & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in message:
-        less = SMALLER.get(Path(sys.argv[0]).stem, "ask for less")
-        message = f"this does not fit into memory: {less}"
-    elif not issubclass(kind, OSError) and not (issubclass(kind, ValueError) and ours):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(f"error: {message}", file=sys.stderr)
 
 
 def script(name, *words):
@@ -102,10 +102,6 @@ def script(name, *words):
     say(f"\n$ python {name if module != name else '-m ' + name} {' '.join(words)}")
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
-    try:
-        code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode
     if code:
         sys.exit(code)

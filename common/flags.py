@@ -2,11 +2,10 @@
 import argparse
 import inspect
 import re
-import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from common.exits import fail
 
@@ -16,9 +15,6 @@ COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # behind a dataclass fi
 class Parser(argparse.ArgumentParser):
     """A mistake ends in one line, without the usage of fifty flags."""
     def __init__(self, **options):
-        module = sys.modules["__main__"].__spec__  # of what is run by python -m
-        if module:
-            options.setdefault("prog", f"python -m {module.name}")
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                          **options)
 
@@ -28,39 +24,33 @@ class Parser(argparse.ArgumentParser):
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)|$", message)[1] or ""
         for flag in get_close_matches(unknown, self._option_string_actions, 1, cutoff=0.82):
             message += f"; did you mean {flag}?"
-        if unknown and self.epilog:
-            message += f". {self.epilog}"
         fail(message)
 
 
-def peek(argv, name):
-    """The value of --name among the flags, before the others are known; None where it is not."""
-    parser = Parser(add_help=False)
-    parser.add_argument(f"--{name}")
-    return getattr(parser.parse_known_args(argv)[0], name)
-
-
-def add_fields(parser, title, cls, skip=()):
-    """A group of flags, a field of a dataclass each."""
-    group = parser.add_argument_group(f"{title} ({Path(inspect.getfile(cls)).name})")
+def add_fields(parser, title, cls):
+    """A group of flags: the fields of a dataclass that have no value yet."""
+    group = parser.add_argument_group(f"{title} ({cls.__module__})")
     types, comments = get_type_hints(cls), {}
     for base in reversed(cls.__mro__[:-1]):  # object has no source
         source = Path(inspect.getfile(base)).read_text(encoding="utf-8")
         comments |= dict(COMMENT.findall(source))
     for field in fields(cls):
-        if field.name not in skip:
-            about = comments.get(field.name, "").replace("%", "%%") + " (default: %(default)s)"
-            add_flag(group, field.name, types[field.name], about, default=field.default)
+        if parser.get_default(field.name) is None:
+            about = comments.get(field.name, "")
+            add_flag(group, field.name, types[field.name], about, field.default)
 
 
-def add_flag(parser, name, type_, about, default=None):
-    """--name VALUE; --name and --no-name of a bool; one of its values of a Literal."""
-    options = dict(type=type_, metavar="X")
+def add_flag(parser, name, type_, about, default):
+    """--name VALUE; --name and --no-name of a bool; one of the values of a Literal."""
+    how = dict(type=type_, metavar="X")
     if type_ is bool:
-        options = dict(action=argparse.BooleanOptionalAction)
-    elif get_origin(type_) is Literal:
-        options = dict(choices=get_args(type_), metavar="X")
-    parser.add_argument(f"--{name}", help=about, default=default, **options)
+        how = dict(action=argparse.BooleanOptionalAction)
+    elif get_args(type_):
+        how = dict(choices=get_args(type_))
+    about = about.replace("%", "%%")
+    if default != "":
+        about += " (default: %(default)s)"
+    parser.add_argument(f"--{name}", default=default, help=about, **how)
 
 
 def add_set(parser):
@@ -68,13 +58,17 @@ def add_set(parser):
                         help="settings that are a choice at test time: repair=yarn")
 
 
+@dataclass
+class RunFlags:
+    """Where a model runs."""
+    device: str = "auto"  # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU that has it
+    kernel: Literal["auto", "off"] = "auto"  # auto: a faster attention that equals the model's own
+
+
 def add_run_flags(parser, bema=""):
     """The flags of a script that runs a trained model; --bema where its help is given."""
     if bema:
         parser.add_argument("--bema", action="store_true", help=bema)
     add_set(parser)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
-                        help="auto: bfloat16 on a GPU that has it (default: auto)")
-    parser.add_argument("--kernel", default="auto", choices=("auto", "off"),
-                        help="auto: a faster attention that equals the model's own (default: auto)")
+    add_fields(parser, "run", RunFlags)

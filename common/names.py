@@ -4,75 +4,81 @@ import functools
 import importlib
 import re
 import sys
-import traceback
 from pathlib import Path
 
 import data
 import data.text
 from common import ROOT
-from common.attention import install
-from common.exits import fail, nearest
+from common.exits import fail, nearest, value_errors_fail
+from kernels import install
 
 # -----------------------------------------------------------------------------
 # models
 
-ROOMS = "rivals", "encoders", "experiments/variants"  # where models are, beside the root
-
-
 class Models(dict):
     """{name: (module, fields of its GPTConfig that the name changes)}"""
-    why_not: dict  # {name: why it is not among them}
+    why_not: dict  # {name: what is raised where it is asked for}
 
     def __missing__(self, name):
-        unknown = f"unknown model {name!r}: {nearest(name, self)} (there is no model_{name}.py)"
-        fail(self.why_not.get(name, unknown))
+        if name in self.why_not:
+            raise self.why_not[name]
+        fail(f"unknown model {name!r}, in no file's VARIANTS: {nearest(name, self, main_models())}")
 
 
 @functools.cache
 def models():
     """
-    Every name that can be asked for: model_*.py, and what has VARIANTS in ROOMS. VARIANTS are the
-    names that a file answers to; model_mine.py without them answers to mine. A name that two files
-    claim is nobody's. A file that does not import stops only those who ask for it.
+    Every name that can be asked for: model_*.py, and what has VARIANTS in other rooms. VARIANTS are
+    the names that a file answers to; model_mine.py without them answers to mine. A name that two
+    files claim is nobody's. A file that does not import stops only those who ask for it.
     """
-    files = sorted(ROOT.glob("model_*.py"))
-    for room in ROOMS:
-        files += files_with("VARIANTS", room)
-    names, claimed = Models(), {}
-    names.why_not = {}
-    for path in files:
-        file, own = path.relative_to(ROOT).as_posix(), path.stem.removeprefix("model_")
+    found = Models()
+    found.why_not = {}
+    rooms = files_with("VARIANTS", "rivals", "encoders", "experiments/variants")
+    for path in [*sorted(ROOT.glob("model_*.py")), *rooms]:
+        own = path.stem.removeprefix("model_")
         try:
-            module = import_file(file)
+            module = import_file(path)
             variants = getattr(module, "VARIANTS", {own: {}})
             for fields in variants.values():
                 module.GPTConfig(**fields), module.GPT  # fails where one of them is not there
         except (Exception, SystemExit) as e:  # a copy that is being changed may fail in any way
-            names.why_not[own] = f"{file} cannot be imported:\n{traceback.format_exc()}"
-            print(f"warning: {file} is left out: {e!r}", file=sys.stderr)
+            found.why_not[own] = e
+            print(f"warning: {path.name} is left out: {e!r}", file=sys.stderr)
             continue
         for name, fields in variants.items():
-            names[name] = module, fields
-            claimed.setdefault(name, []).append(file)
-        names.why_not[own] = (f"{file} does not answer to {own!r} but to {', '.join(variants)}: "
-                              "see VARIANTS")
-    for name, files in claimed.items():
-        if len(files) > 1:
-            del names[name]
-            names.why_not[name] = (f"{' and '.join(files)} both answer to {name!r}: change "
-                                   "VARIANTS in one of them")
-    return names
+            if name in found:
+                found.why_not[name] = SystemExit(
+                    f"error: {found[name][0].__name__}.py and {module.__name__}.py both answer to "
+                    f"{name!r}: change VARIANTS in one of them")
+            found[name] = module, fields
+    for name in found.keys() & found.why_not.keys():
+        del found[name]
+    return found
 
 
-def files_with(word, room):
-    """The files of a room in which a line begins with `word`; none is imported."""
+def files_with(word, *rooms):
+    """Yields the files of these folders in which a line begins with `word`; none is imported."""
     begins = re.compile(rf"^{word}\b", re.M)
-    return [path for path in sorted(ROOT.glob(f"{room}/*.py"))
-            if begins.search(path.read_text(encoding="utf-8", errors="replace"))]
+    for room in rooms:
+        for path in sorted(ROOT.glob(f"{room}/*.py")):
+            if begins.search(path.read_text(encoding="utf-8", errors="replace")):
+                yield path
 
 
-def import_file(file):
-    return importlib.import_module(file.removesuffix(".py").replace("/", "."))
+def import_file(path):
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def main_models():
+    """The names of the root and of rivals/: what --model is mostly asked for."""
+    aside = "encoders", "experiments"
+    return [name for name, (module, _) in models().items() if not module.__name__.startswith(aside)]
+
+
+def fields_of_models():
+    modules = {module for module, _ in models().values()}
+    return set().union(*(module.GPTConfig.__dataclass_fields__ for module in modules))
 
 
 def pick(cls, config):
@@ -80,8 +86,9 @@ def pick(cls, config):
     return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
 
 
+@value_errors_fail()
 def make_model(config):
-    """The model of a flat config, on torch's default device. Raises ValueError."""
+    """The model of a flat config, on torch's default device; one that cannot be ends in a line."""
     module, _ = models()[config["model"]]
     model = module.GPT(module.GPTConfig(**pick(module.GPTConfig, config)))
     for part in model.modules():
@@ -115,26 +122,23 @@ def new_cache(model, size):
 
 def tasks():
     """
-    {name: its files}: NAME.py in data/ or encoders/ with a class Task, but for the contract itself
+    The files of tasks: those in data/ or encoders/ with a class Task, but for the contract itself
     and data/text.py, which is the task of every other name.
     """
-    files = {}
-    for path in files_with("class Task", "data") + files_with("class Task", "encoders"):
-        if path.stem not in ("__init__", "text"):
-            files.setdefault(path.stem, []).append(path.relative_to(ROOT).as_posix())
-    return files
+    paths = files_with("class Task", "data", "encoders")
+    return [path for path in paths if path.stem not in ("__init__", "text")]
 
 
 def task_names():
     """Every name that --data knows, paths aside: the corpora, then the tasks."""
-    return [*data.text.CORPORA, *sorted(tasks())]
+    return [*data.text.CORPORA, *sorted(path.stem for path in tasks())]
 
 
 def find_task(name, gone=False):
     """The class of a task; any other name is text, a corpus or a path, which may be gone."""
-    files = tasks().get(name, [])
+    files = [path for path in tasks() if path.stem == name]
     if len(files) > 1:
-        fail(f"{' and '.join(files)} are both called {name!r}: rename one of them")
+        fail(f"{' and '.join(map(str, files))} are both called {name!r}: rename one of them")
     if files:
         task = import_file(files[0]).Task
         if not issubclass(task, data.Task):
@@ -156,15 +160,11 @@ def text_setting(config):
     return "corpus" if "corpus" in config else "data"
 
 
+@value_errors_fail()
 def make_task(config, kept=None):
-    """
-    The task of a flat config, with what a checkpoint has kept for it; where the config has a
-    model's vocab_size, it is the task's. Raises ValueError.
-    """
+    """The task of a flat config, with what a checkpoint has kept for it; or a line, why not."""
     cls = find_task(config["data"])
     task = cls(**pick(cls, config))
     if kept:
         task.load(kept)
-    if config.get("vocab_size", 0) not in (0, task.vocab_size):
-        fail(f"{config['data']} has {task.vocab_size} tokens, the model {config['vocab_size']}")
     return task

@@ -1,7 +1,5 @@
 """What a training can be told: TrainConfig, RunConfig, and the fields of its model and task."""
-import math
-from argparse import Namespace
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from common import flags, names
@@ -11,7 +9,7 @@ from common.exits import fail, nearest
 
 @dataclass
 class TrainConfig:
-    model: str = "cable"          # a name from the VARIANTS of any model file
+    model: str = "cable"          # a name from the VARIANTS of a model file
     init_from: str = ""           # begin with the weights of this run; its model may be another
     size: str = "nano"            # preset; text: nano micro tiny small medium; tasks: nano paper
     batch_size: int = 16          # sequences per micro-step, all processes together
@@ -34,16 +32,21 @@ class TrainConfig:
 
 
 @dataclass
-class RunConfig:
+class RunConfig(flags.RunFlags):
     out_dir: str = ""             # for checkpoints and log; default out/<model>-<data>-<size>
     log_interval: int = 50        # steps between log lines; every validation has one, too
     eval_interval: int = 250      # steps between validations, each followed by a checkpoint
     eval_iters: int = 20          # batches per validation, of every split
     evaluate: bool = True         # afterwards, run eval.py (on text sample.py, too) on the result
-    device: str = "auto"          # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU that has it
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile, where it works; auto: with cuda
-    kernel: Literal["auto", "off"] = "auto"  # auto: a faster attention that equals the model's own
+
+
+def first_flags(argv):
+    """The values of the flags that decide which other flags there are, None where not given."""
+    parser = flags.Parser(add_help=False)
+    for name in ("resume", "model", "data", "size"):
+        parser.add_argument(f"--{name}")
+    return parser.parse_known_args(argv)[0]
 
 
 def new_settings(argv, description=None):
@@ -51,61 +54,61 @@ def new_settings(argv, description=None):
     A new run's settings. Precedence: a flag; what the model's name means in VARIANTS; the task's
     defaults; the dataclasses'.
     """
-    # these three decide which other flags there are
-    task = names.find_task(flags.peek(argv, "data") or "stdlib")
-    size = flags.peek(argv, "size") or next(iter(task.defaults))
+    first = first_flags(argv)
+    task = names.find_task(first.data or "stdlib")
+    size = first.size or next(iter(task.defaults))
     if size not in task.defaults:
         fail(f"unknown size {size!r}: {nearest(size, task.defaults)}")
-    preset = task.defaults[size]
-    model = flags.peek(argv, "model") or preset.get("model", TrainConfig.model)
+    defaults = dict(block_size=task.block_size, model=TrainConfig.model) | task.defaults[size]
+    model = first.model or defaults["model"]
     module, variant = names.models()[model]
-
-    parser = training_parser(description)
-    parser.set_defaults(vocab_size=0)  # the task has it
-    has = {"vocab_size"}
-    for title, cls in configs(module, task).items():
-        flags.add_fields(parser, title, cls, skip=has)
-        has |= {field.name for field in fields(cls)}
-    of_models = (module.GPTConfig.__dataclass_fields__ for module, _ in names.models().values())
-    for name in preset.keys() - has.union(*of_models):  # some are for some models only
-        fail(f"{task.__module__}: defaults has {name}, which is not a flag")
-    preset = dict(block_size=task.block_size) | preset | variant | dict(size=size, model=model)
-    parser.set_defaults(**{name: value for name, value in preset.items() if name in has})
-    c = parser.parse_args(argv)
-    del c.resume
+    defaults |= variant | dict(size=size, model=model)
+    # of what a name means a number may be tuned
+    fixed = {name for name, value in variant.items() if isinstance(value, str | bool)}
+    c = parsed(argv, description, module, task, defaults, fixed)
     c.lr_decay_iters = c.lr_decay_iters or c.max_iters
-    for name, value in variant.items():  # of what a name means a number may be tuned
-        if isinstance(value, str | bool) and getattr(c, name) != value:
-            fail(f"{name}={getattr(c, name)}: what is called --model {model} has {value}")
+    known = vars(c).keys() | names.fields_of_models()
+    for name in task.defaults[size].keys() - known:
+        fail(f"{task.__module__}: defaults has {name}, which is not a flag")
     return c
 
 
 def resumed_settings(saved, argv, description=None):
     """A run's that goes on; where it runs, how it reports and how far may change."""
-    model, _ = names.models()[saved["config"]["model"]]  # which may have a new field since
-    config = asdict(RunConfig()) | asdict(model.GPTConfig()) | saved["config"]
-    text_flag = names.text_setting(config)
-    parser = training_parser(description)
-    parser.epilog = "A run that is resumed keeps all other settings."
-    flags.add_flag(parser, text_flag, str, "where the text lies now")
-    flags.add_flag(parser, "max_iters", int, "optimizer steps", config["max_iters"])
-    flags.add_fields(parser, "run", RunConfig, skip=("out_dir", "dtype"))
-    parser.set_defaults(**{f.name: config[f.name] for f in fields(RunConfig)})
-    changes = vars(parser.parse_args(argv))
-    del changes["resume"]
-    if changes[text_flag] is None:
-        del changes[text_flag]
+    config = saved["config"]
+    text = names.text_setting(config)
+    module, _ = names.models()[config["model"]]
+    changing = {text, "max_iters", *RunConfig.__dataclass_fields__} - {"out_dir", "dtype"}
+    c = parsed(argv, description, module, names.trained_on(config), config | {text: ""},
+               config.keys() - changing)
+    if not getattr(c, text):
         check_text(config, saved["source"])
-    c = Namespace(**config | changes)
+        setattr(c, text, config[text])
     if c.max_iters < saved["iter"]:
         fail(f"--max_iters {c.max_iters}: the run is at iter {saved['iter']} already")
     return c
 
 
-def training_parser(description):
+def parsed(argv, description, module, task, defaults, fixed):
+    """The settings of a model and a task: flags, else defaults, which those in `fixed` keep."""
     parser = flags.Parser(description=description, usage="python train.py [--flag VALUE ...]")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
-    return parser
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder; only its "
+                        "max_iters, where its text lies and the flags under `run` may change")
+    about = f"from the VARIANTS of a model file: {', '.join(names.main_models())}"
+    flags.add_flag(parser, "model", str, about, TrainConfig.model)
+    parser.set_defaults(vocab_size=0)  # no flag: the task has it
+    for title, cls in configs(module, task).items():
+        flags.add_fields(parser, title, cls)
+    for name, value in defaults.items():  # a task's may be of other models
+        if parser.get_default(name) is not None:
+            parser.set_defaults(**{name: value})
+    c = parser.parse_args(argv)
+    del c.resume
+    for name in vars(c).keys() & fixed:
+        asked, has = getattr(c, name), defaults[name]
+        if asked != has:
+            fail(f"--{name} {asked}: the run, or what --model names, has {has}")
+    return c
 
 
 def configs(module, task):
@@ -113,14 +116,14 @@ def configs(module, task):
 
 
 def check(c):
-    """A setting out of its range ends here, in one line."""
-    at_least_1 = {"batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval",
-                  "eval_iters", "log_interval", "block_size", "n_layer", "n_head", "n_embd", "rho"}
-    below = dict(beta1=1, beta2=1, dropout=1, seed=1 << 23)
-    for name in at_least_1 | {f.name for f in fields(TrainConfig)} | below.keys():
-        value, least = getattr(c, name, 1), int(name in at_least_1)
-        if not isinstance(value, str) and not least <= value < below.get(name, math.inf):
-            fail(f"--{name} {value} must be at least {least}, and less than "
-                 f"{below.get(name, 'infinity')}")
-    if c.lr_decay != "none" and c.min_lr > c.learning_rate:
-        fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}: lower it, too")
+    """A setting out of its range ends here, in one line. What AdamW is given, it checks itself."""
+    for name in ("batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval",
+                 "eval_iters", "log_interval", "block_size", "n_layer", "n_head", "n_embd", "rho"):
+        if getattr(c, name, 1) < 1:
+            fail(f"--{name} {getattr(c, name)} must be at least 1")
+    if not (0 <= c.seed < 1 << 23 and c.grad_clip >= 0):
+        fail(f"--seed {c.seed} and --grad_clip {c.grad_clip} must be at least 0, a seed below 2^23")
+    if c.lr_decay != "none" and not 0 <= c.min_lr <= c.learning_rate:
+        fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}, or below 0")
+    if getattr(c, "repair", "") and not c.original_length:
+        fail("a repair in training needs --original_length: the block_size before it")

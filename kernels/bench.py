@@ -30,7 +30,7 @@ from common import ROOT
 from common.attention import attention_inputs, attention_module, has_ways, plain_function
 from common.checkpoint import check_text, load_run
 from common.device import environment, setup
-from common.exits import fail, in_one_line
+from common.exits import fail, in_one_line, value_errors_fail
 from common.files import write_json
 from common.flags import Parser, add_run_flags
 from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
@@ -185,7 +185,8 @@ def inputs(args, T):
     for name, model, idx in cases:
         if T > MANY and not (args.ways or has_ways(model)):
             continue
-        with torch.no_grad(), args.autocast, attention_inputs(model) as calls:
+        with (torch.no_grad(), args.autocast, attention_inputs(model) as calls,
+              value_errors_fail()):  # positions that end
             model(idx[:, :T])
         yield name, model, calls
 

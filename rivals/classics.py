@@ -144,8 +144,9 @@ class Label(Encoding):
     """Vectors of random increasing labels, one draw a batch, also at test (Ruoss et al., 2023)."""
     def __init__(self, config):
         super().__init__(config)
-        if config.n_label < 0:
-            raise ValueError("n_label must be 0 (16 * block_size) or more")
+        if config.n_label and config.n_label < config.block_size:
+            raise ValueError(f"n_label={config.n_label} is not 0 (16 * block_size), nor enough "
+                             f"labels for block_size={config.block_size}")
         self.wpe = nn.Embedding(config.n_label or 16 * config.block_size, config.n_embd)
 
     def embed(self, x, pos, cache):

@@ -312,8 +312,6 @@ class GPT(nn.Module):
         B, T = idx.shape
         start, size = (0, T) if cache is None else (cache.t, cache.size)
         config = self.config
-        if self.training and targets is not None and config.repair and not config.original_length:
-            raise ValueError("a repair in training needs --original_length: block_size before it")
         if start + T > size and config.repair in ("pi", "ntk", "yarn", "selfextend"):
             raise ValueError(f"{config.repair}: the cache announced {size} tokens, more came")
         at = torch.arange(start, start + T)

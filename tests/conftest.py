@@ -8,6 +8,7 @@ import types
 
 import pytest
 import tiktoken
+import torch
 
 import data
 import data.text
@@ -31,13 +32,13 @@ if hasattr(signal, "SIGHUP"):  # not on Windows
 
 
 def copy_repository(folder):
-    """Every module outside the tests."""
-    rooms = "common", "data", "kernels", "figures"
-    for part in (".", *rooms, "experiments", "experiments/papers", *names.ROOMS):
-        for path in [*ROOT.glob(f"{part}/*.py"), *ROOT.glob(f"{part}/papers.json")]:
-            target = folder / path.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
+    """Every module."""
+    unwanted = shutil.ignore_patterns("prepared", "__pycache__")
+    for path in ROOT.iterdir():
+        if path.suffix == ".py":
+            shutil.copy(path, folder)
+        if (path / "__init__.py").exists():
+            shutil.copytree(path, folder / path.name, ignore=unwanted)
 
 
 @contextlib.contextmanager
@@ -127,6 +128,7 @@ def trained(tmp_path_factory):
     home = write_notes(tmp_path_factory.mktemp("trained"))
     (home / "empty.txt").write_text("")
     (home / "short.txt").write_text("too short to train on")
+    torch.save(dict(weights=1), home / "strange.pt")
     pairs = ("cable", "notes"), ("learned", "notes"), ("rope", "flipflop"), ("tra", "flipflop")
     for name, text in pairs:
         command(home, "train.py", "--model", name, "--data", text, "--max_iters", 2,

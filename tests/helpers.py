@@ -187,18 +187,6 @@ def write_fork(folder, name="cable", *edits):
     (folder / "model_mine.py").write_text(source, encoding="utf-8")
 
 
-SEEN = ".tril(Tk - Tq)", ".tril(Tk - Tq).triu(Tk - Tq - 8)"  # a window of 9
-EDITS = dict(
-    window=dict(fox=[SEEN], cable=[SEEN], cope=[SEEN], tra=[SEEN]),
-    bias=dict(fox=[("distance = (F_", "distance = 2 * (F_"),
-                   ("bias = F_", "F_ = 2 * F_\n    bias = F_")],
-              cable=[("bias = -distance", "bias = -2 * distance"),
-                     ("bias = S", "S = 2 * S\n    bias = S")],
-              cope=[("gates.sigmoid()", "(2 * gates).sigmoid()")],
-              tra=[("bias = (distance * ", "bias = (2 * distance * "),
-                   ("addcmul(s, C,", "addcmul(s, 2 * C,")]))
-
-
 def rng(seed=0):
     return np.random.default_rng(seed)
 
@@ -255,7 +243,7 @@ def in_process(script, *words):
 
 
 def exit_code(main, argv):
-    """How a script ends: a mistake of the user's is one line, a bug is raised."""
+    """How a script ends: a mistake of the user's is one line; a bug is raised."""
     try:
         main(argv)
     except SystemExit as e:
@@ -263,12 +251,8 @@ def exit_code(main, argv):
             print(e.code, file=sys.stderr)
             return 1
         return e.code or 0
-    except Exception as e:
-        def bug(*_, error=e):
-            raise error
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "__excepthook__", bug)
-            in_one_line(type(e), e, e.__traceback__)
+    except OSError as e:
+        in_one_line(type(e), e, e.__traceback__)
         return 1
     return 0
 
@@ -355,11 +339,6 @@ def losses(folder):
 
 def is_png(path):
     return path.read_bytes()[:4] == b"\x89PNG"
-
-
-# label has what is hardest to resume: draws of its own, besides dropout
-HARD = ["--model", "label", "--data", "notes", "--no-evaluate", "--dropout", "0.1", "--bema",
-        "--gradient_accumulation_steps", "2", *TINY_FLAGS]
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}

@@ -69,12 +69,12 @@ def test_signals_that_a_compilation_takes_are_taken_back(tmp_path):
             now = ctypes.create_string_buffer(256)  # of struct sigaction, in which it comes first
             ctypes.CDLL(None).sigaction(signal.SIGTERM, None, now)
             return now.raw[:8]
-        with asked_to_stop() as (stop, listen):
+        with asked_to_stop() as asked:
             handlers = [handler()]
             for n in (16, 32):
                 compiled(edges_kernel, constants(torch.empty(1, 1, 1, 16), 16, n, 4), 90)
                 handlers.append(handler())
-                listen()
+                asked()
                 handlers.append(handler())
         print(*(handler == handlers[0] for handler in handlers))"""
     said, _ = process(ROOT, "-c", code, TRITON_CACHE_DIR=str(tmp_path))
