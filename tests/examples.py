@@ -1,5 +1,4 @@
 """The inputs at which formulas, literal forms, plain functions and kernels are compared."""
-import functools
 import math
 
 import numpy as np
@@ -9,14 +8,13 @@ from torch.nn import functional as F
 import model_baseline
 import model_cable
 import model_cope
-import model_postnorm
 import model_tra
 from experiments.variants import cable as k_cable
 from rivals import classics, diff, fox, path, ssmax, stick
 from tests.helpers import INF, TINY, random_qkv
 
 
-def naive(q, k, v, bias):
+def naive(q, k, v, bias=lambda b, h, i, j: 0.0):
     """softmax(q . k / sqrt(d) + bias(b, h, i, j)) v for j <= i; a bias of -inf drops the key."""
     B, H, Tq, d = q.shape
     Tk, out = k.size(2), v.new_zeros(B, H, Tq, v.size(3))
@@ -30,10 +28,6 @@ def naive(q, k, v, bias):
         for j, weight in weights.items():
             out[b, h, row] += weight / sum(weights.values()) * v[b, h, j]
     return out
-
-
-def zero(b, h, i, j):
-    return 0.0
 
 
 def cable_formula(q, k, v, S, g=None, log_kernel=""):
@@ -84,8 +78,8 @@ def tra_formula(q, k, v, log_decay):
 def diff_formula(q, k, v, lam):
     """Diff: a softmax of the first halves minus lambda times one of the second halves."""
     half = q.size(3) // 2
-    first = naive(q[..., :half], k[..., :half], v, zero)
-    return first - lam * naive(q[..., half:], k[..., half:], v, zero)
+    first = naive(q[..., :half], k[..., :half], v)
+    return first - lam * naive(q[..., half:], k[..., half:], v)
 
 
 def ssmax_formula(q, k, v, s):
@@ -97,14 +91,15 @@ def ssmax_formula(q, k, v, s):
     return naive(q, k, v, bias)
 
 
-def stick_formula(q, k, v):
+def stick_formula(q, k, v, c=0.0):
     """Stick-breaking: from the nearest key on, each takes its share of what is left."""
     B, H, Tq, d = q.shape
     first, out = k.size(2) - Tq, v.new_zeros(B, H, Tq, v.size(3))
     for b, h, row in np.ndindex(B, H, Tq):
         left = 1.0
         for j in reversed(range(first + row)):
-            share = 1 / (1 + math.exp(-(q[b, h, row] @ k[b, h, j]).item() / math.sqrt(d)))
+            z = (q[b, h, row] @ k[b, h, j]).item() / math.sqrt(d) - c
+            share = 1 / (1 + math.exp(-z))
             out[b, h, row] += left * share * v[b, h, j]
             left *= 1 - share
     return out
@@ -124,11 +119,11 @@ def path_formula(q, k, v, w, beta):
     return naive(q, k, v, bias)
 
 
-def encoding(name, **changes):
+def encoding(name):
     """A classic encoding whose parameters are random, in float64."""
     torch.manual_seed(0)
     fields = TINY | dict(n_head=3, n_embd=18, block_size=8, n_label=100)
-    config = classics.GPTConfig(**fields | classics.VARIANTS[name] | changes)
+    config = classics.GPTConfig(**fields | classics.VARIANTS[name])
     pe = classics.ENCODINGS[config.pe](config)
     with torch.no_grad():
         for p in pe.parameters():
@@ -165,8 +160,11 @@ def classic_formula(name, q, k, v, pe):
 
 CLASSICS = ("alibi", "t5", "kerple", "fire", "relative", "relative_capped")
 COPE = [f"cope {gates} P={P}" for gates in ("key", "sep") for P in (1, 2, 5, 64)]
-CASES = ["baseline", "postnorm", *CLASSICS, "cable", "cable_nw", "k_cable", "k_cable_nw",
-         "k_cable_inside", "fox", *COPE, "tra", "diff", "stick", "path", "ssmax"]
+CASES = [
+    "baseline", *CLASSICS,
+    "cable", "cable_nw", "k_cable", "k_cable_inside", "fox",
+    *COPE, "tra",
+    "diff", "stick", "stick c=4", "path", "ssmax"]
 
 
 def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
@@ -175,9 +173,8 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
     g = torch.Generator().manual_seed(1)
     a, z = torch.randn(2, B, H, Tk, generator=g, dtype=torch.float64)
     gate_keys = torch.randn(B, H, Tk, d, generator=g, dtype=torch.float64)
-    if case in ("baseline", "postnorm"):
-        module = dict(baseline=model_baseline, postnorm=model_postnorm)[case]
-        return module, functools.partial(naive, bias=zero), [q, k, v]
+    if case == "baseline":
+        return model_baseline, naive, [q, k, v]
     if case in CLASSICS:
         pe = encoding(case).requires_grad_(False)
 
@@ -197,8 +194,8 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
         return model_tra, tra_formula, [q, k, v, F.logsigmoid(z[..., Tk - Tq:])]
     if case == "diff":
         return diff, diff_formula, [q, k, v, 0.35]
-    if case == "stick":
-        return stick, stick_formula, [q, k, v]
+    if case.startswith("stick"):
+        return stick, stick_formula, [q, k, v, 4.0 if "c=4" in case else 0.0]
     if case == "ssmax":
         return ssmax, ssmax_formula, [q, k, v, torch.tensor([0.2, 0.7, 1.5]).double()[:H]]
     if case == "path":
@@ -209,5 +206,6 @@ def example(case, Tq=37, Tk=37, B=2, H=3, d=6):
     return model_cope, cope_formula, [q, k, v, pos_emb, gate_keys if gates == "sep" else None]
 
 
-def in_float32(args):
-    return [x.float() if torch.is_tensor(x) else x for x in args]
+def on_tensors(f, args):
+    """f of those arguments that are tensors; numbers, functions and None stay."""
+    return [f(x) if torch.is_tensor(x) else x for x in args]

@@ -1,7 +1,6 @@
 """What several files of tests use: small models, random inputs, commands run in this process."""
 import contextlib
 import importlib
-import inspect
 import io
 import json
 import os
@@ -19,12 +18,8 @@ from torch.nn import functional as F
 
 import data.text
 import kernels
-import model_cable
-import model_cope
-import model_tra
 from common import ROOT, exits, files, names
 from common.exits import in_one_line
-from rivals import classics, fox, stick
 
 torch.set_num_threads(1)
 MODEL_FILES = [*sorted(ROOT.glob("model_*.py")), *sorted(ROOT.glob("rivals/[a-z]*.py"))]
@@ -97,68 +92,15 @@ INTERPRET = kernels.INTERPRET
 CUDA = kernels.triton is not None and torch.cuda.is_available() and not INTERPRET
 DEVICE = "cuda" if CUDA else "cpu"
 WAYS = kernels.ON_GPU if INTERPRET or CUDA else kernels.ON_CPU
-# the plain functions that kernels/ know, without the ways that make_model puts in front of them
-ORIGINALS = [inspect.unwrap(f) for f in (
-    model_cable.cable_attention, fox.fox_attention, classics.alibi_attention,
-    model_tra.tra_attention, model_cope.cope_attention, stick.stick_attention)]
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="needs Triton")
 
 
-def heads(B, H, T, d, dtype=torch.float32):
-    return torch.randn(B, T, H, d).transpose(1, 2).to(dtype)  # a view, as models have it
-
-
 def gradients(f, inputs, dy):
-    inputs = [x.detach().requires_grad_() for x in inputs]
+    """f's output, and its gradients for the tensors among its inputs."""
+    inputs = [x.detach().requires_grad_() if torch.is_tensor(x) else x for x in inputs]
+    tensors = [x for x in inputs if torch.is_tensor(x)]
     y = f(*inputs)
-    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
-
-
-def literal_of(module):
-    return lambda *args: module.literal(*args)[0]
-
-
-def same_as(truth, fast, inputs, tolerance=1e-5, wrap=lambda f: f):
-    """
-    Output and every gradient of fast against truth in float64, at the inputs as they are rounded;
-    relative where large. wrap makes both functions ones of the inputs.
-    """
-    dy = torch.randn(inputs[0].shape).to(inputs[0].dtype)
-    got = gradients(wrap(fast), [x.to(DEVICE) for x in inputs], dy.to(DEVICE))
-    for a, b in zip(got, gradients(wrap(truth), [x.double() for x in inputs], dy.double())):
-        assert a.shape == b.shape and a.isfinite().all()
-        close(a.cpu(), b, tolerance * max(1, b.abs().max().item()))
-
-
-def steps_of(B, H, T):
-    """Steps, some of them 0, whose sums are exact: float32 and float64 ask the same question."""
-    return (13 * torch.randn(B, H, T)).round() / 64
-
-
-def far_keys_along_q(Tq, Tk, far):
-    """
-    q, k, v: the first `far` keys lie along the queries (logit 4, as large as |q| |k| allows), the
-    others across them (0). Values of far keys are a million, so that even e^-20 of one shows.
-    """
-    q, k, v = torch.zeros(1, 1, Tq, 16), torch.zeros(1, 1, Tk, 16), torch.randn(1, 1, Tk, 16)
-    q[..., 0], k[:, :, :far, 0], k[:, :, far:, 1] = 4, 4, 4
-    v[:, :, :far] *= 1e6
-    return q, k, v
-
-
-def leaves_nothing_out(fast, module, inputs, tolerance=1e-5):
-    want = module.literal(*(x.double() for x in inputs))[0]
-    close(fast(*(x.to(DEVICE) for x in inputs)).cpu(), want, tolerance)
-
-
-def one_step(Tk, at, size):
-    """The sums S of steps of which one, at key `at`, is not 0."""
-    return torch.where(torch.arange(Tk) < at, 0.0, size).expand(1, 1, Tk)
-
-
-def summed(f):
-    """cable_attention as a function of its steps instead of their sum."""
-    return lambda q, k, v, step, g=None: f(q, k, v, step.relu().cumsum(-1), g)
+    return [y.detach(), *torch.autograd.grad(y, tensors, dy)]
 
 
 def with_gradients(model, idx):
@@ -172,9 +114,6 @@ def with_gradients(model, idx):
 
 
 SMALL = dict(n_layer=1, n_head=1, n_embd=16)  # the interpreter is slow
-
-
-FORKED = ["cable", "fox", "tra", "cope key P=5"]
 
 
 def write_fork(folder, name="cable", *edits):

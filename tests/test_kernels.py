@@ -1,134 +1,182 @@
-"""The faster ways on a CPU: equal to the literal forms, and dropping only what has decayed."""
-import math
-
+"""
+Every way in kernels/ against the literal form, with gradients: on a CPU its own, on CUDA Triton's.
+Tests with "interpreted" in their names are run in Triton's interpreter, too, for a machine without
+a GPU (tests/test_kernels_triton.py).
+"""
 import pytest
 import torch
-from torch.nn import functional as F
 
 import kernels
 import model_cable
+import model_tra
 from common.attention import plain_function
-from rivals import fox
-from tests.examples import example, in_float32
-from tests.helpers import (
-    CUDA,
-    INTERPRET,
-    close,
-    far_keys_along_q,
-    gradients,
-    heads,
-    leaves_nothing_out,
-    literal_of,
-    one_step,
-    random_qkv,
-    same_as,
-    steps_of,
-    summed,
-)
+from tests.examples import encoding, example, on_tensors
+from tests.helpers import CUDA, DEVICE, INTERPRET, WAYS, close, gradients, random_qkv
 
-pytestmark = pytest.mark.skipif(INTERPRET or CUDA, reason="of the CPU's ways")
+WITH_KERNELS = INTERPRET or CUDA
+on_a_cpu = pytest.mark.skipif(WITH_KERNELS, reason="of the CPU's ways")
 
 
-@pytest.mark.parametrize("Tq, Tk, d", [
-    (1, 1, 16), (64, 64, 40), (257, 257, 32), (1025, 1025, 40), (1300, 1300, 32),
-    (100, 1300, 16)])
-def test_the_cpus_way_is_the_literal_form(Tq, Tk, d):
-    """Outputs and gradients, in one call and without what has decayed; FoX too."""
+@pytest.fixture(autouse=True)
+def not_so_long(monkeypatch):
+    """From 64 keys on, not from 1,024, keys that have decayed are left out."""
+    monkeypatch.setattr(kernels.cpu, "LONG", 64)
+    if kernels.triton:
+        monkeypatch.setattr(kernels.separable, "LONG", 64)
+
+
+def harder(how, q, k, v, *rest):
+    """Inputs with a name -> the arguments, changed so."""
+    rest = list(rest)
+    if how == "grows":   # a fork without logsigmoid: far keys weigh more
+        rest[0] = -rest[0] / 10
+    elif how in LARGE:   # steps so large that far keys decay
+        rest[0] = 10 * rest[0]
+    if how == "loud":    # a key that outweighs its distance
+        q[..., 0], k[..., 0], k[:, :, 3, 0] = 8, 0, 150
+    if how == "back":    # a step far below 0
+        rest[0][..., 110:] -= 700
+    if how == "minus":   # what grows with the distance; a query that heeds none
+        rest[1] = -rest[1]
+        rest[1][:, :, 40] = 0
+    if how == "shared":  # one gate for all heads
+        rest = [x[:, :1] for x in rest]
+    if how == "dead":    # every third query has no survivor
+        k, q[:, :, ::3] = k.abs(), -q[:, :, ::3].abs()
+    if how == "gates":   # nearly all are open, then, of later queries, closed: these count farther
+        q[..., 0], q[:, :, 80:, 0], k[..., 0] = 1, -1, 12
+    if how == "huge":
+        q, k = 50 * q, 50 * k
+    return [q, k, v, *rest]
+
+
+LARGE = "far", "loud", "back", "minus", "grows"
+ROWS = [  # how the inputs are changed, queries, keys, size of a head
+    ("cable", "", 1, 1, 16),
+    ("cable", "", 37, 37, 24),
+    ("cable", "shared", 37, 37, 16),
+    ("cable", "far", 70, 200, 40),
+    ("cable", "loud", 70, 200, 16),
+    ("cable", "back", 70, 200, 16),
+    ("cable", "minus", 70, 200, 16),
+    ("cable_nw", "far", 200, 200, 80),
+    ("fox", "", 65, 65, 16),
+    ("alibi", "", 70, 130, 32),
+    ("tra", "", 33, 257, 128),
+    ("tra", "dead", 65, 65, 24),
+    ("tra", "shared", 37, 37, 16),
+    ("tra", "grows", 20, 260, 16),
+    ("cope key P=1", "", 40, 40, 16),
+    ("cope key P=8", "", 65, 65, 24),
+    ("cope key P=64", "", 70, 70, 16),
+    ("cope key P=8", "gates", 130, 130, 16),
+    ("cope sep P=16", "", 33, 70, 80)]
+if not WITH_KERNELS:
+    ROWS += [("cope key P=3", "gates", 300, 300, 16), ("stick", "", 5, 70, 16),
+             ("stick c=4", "", 130, 130, 16), ("stick", "huge", 130, 130, 16)]
+HALF = [
+    ("cable", "far", 70, 200, 64), ("fox", "", 33, 130, 128), ("tra", "dead", 70, 140, 64),
+    ("tra", "", 150, 150, 64), ("cope key P=8", "", 80, 150, 64), ("cope sep P=8", "", 70, 70, 64)]
+if CUDA:
+    HALF += [(case, "", 1500, 1500, 64) for case in ("cable", "alibi", "tra", "cope key P=8")]
+
+
+def check(case, how, Tq, Tk, d, dtype, tolerance):
+    """Output and gradients, relative where large; the literal form in float64."""
+    heads = 2 if Tk == 37 else 1
+    module, _, args = example(case, Tq, Tk, B=heads, H=heads, d=d)
+    name = plain_function(module).__name__
+    if case == "alibi":  # of whose ways the slopes are an argument
+        name, args[3] = "alibi_attention", encoding("alibi").slopes[1:2].clone()
+
+    def literal(q, k, v, *rest):
+        if case == "alibi":
+            slopes, = rest
+            rest = [lambda q, i, j: -slopes[:, None, None] * (i - j)]
+        return module.literal(q, k, v, *rest)[0]
+    args = harder(how, *args)
+    wide = torch.promote_types(dtype, torch.float32)  # of steps and decays
+    rounded = [x.to(dtype) for x in args[:3]]
+    rounded = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rounded]  # as models have it
+    rounded += on_tensors(lambda x: x.to(dtype if "cope" in case else wide), args[3:])
+    dy = torch.randn(args[0].shape).to(dtype)
+    want = gradients(literal, on_tensors(torch.Tensor.double, rounded), dy.double())
+    got = gradients(WAYS[name], on_tensors(lambda x: x.to(DEVICE), rounded), dy.to(DEVICE))
+    for a, b in zip(got, want, strict=True):
+        close(a.cpu(), b, tolerance * max(1, b.abs().max().item()))
+
+
+@pytest.mark.parametrize("case, how, Tq, Tk, d", ROWS)
+def test_a_way_is_the_literal_form_interpreted(case, how, Tq, Tk, d):
     torch.manual_seed(0)
-    B, H, rates = 2 if Tk < 500 else 1, 3, torch.tensor([1, 0.1, 0])  # fast, slowly, not at all
-    inputs = [*(heads(B, H, T, d) for T in (Tq, Tk, Tk)), steps_of(B, H, Tk) * rates[:, None],
-              F.softplus(torch.randn(B, H, Tq))]
-    same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, 1e-5, summed)
-    same_as(literal_of(fox), kernels.cpu.fox_attention, inputs[:4], 1e-5,
-            lambda f: lambda q, k, v, step: f(q, k, v, -step.abs().cumsum(-1)))
-    # as in a trained model, where a bias is a small difference of sums of thousands
-    inputs[3] = 50 * inputs[3]
-    same_as(literal_of(model_cable), kernels.cpu.cable_attention, inputs, 1e-4, summed)
+    if not WITH_KERNELS:  # in float64, where scores hardly ever lie at a step
+        check(case, how, Tq, Tk, d, torch.float64, 1e-6)
+    if WITH_KERNELS or "cable" in case and how in ("", "far"):
+        check(case, how, Tq, Tk, d, torch.float32, 5e-4 if how in LARGE else 2e-5)
 
 
-@pytest.mark.parametrize("Tq, Tk", [(1, 1), (64, 64), (65, 65), (300, 300), (5, 300)])
-@pytest.mark.parametrize("case", ["tra", "cope key P=3", "cope key P=64", "cope val P=5",
-                                  "cope sep P=3", "stick"])
-def test_what_counts_on_a_cpu_is_the_literal_form(case, Tq, Tk):
+@pytest.mark.skipif(not WITH_KERNELS, reason="of the kernels")
+@pytest.mark.parametrize("case, how, Tq, Tk, d", HALF)
+def test_a_kernel_in_bfloat16_is_the_literal_form_interpreted(case, how, Tq, Tk, d):
+    torch.manual_seed(0)
+    check(case, how, Tq, Tk, d, torch.bfloat16, 3e-2)
+
+
+def test_what_nearly_reaches_the_bound_is_not_left_out_interpreted():
     """
-    Its output; gradients of the plain function, as the literal form has none in an empty row. In
-    float64, where scores hardly ever lie at a step.
+    The first 128 keys lie along the queries, the others across, so that first logits are as large
+    as |q| |k| allows. Their values are a million: even e^-20 of one shows.
     """
-    module, _, args = example(case, Tq, Tk)
-    if case.startswith("cope val"):
-        args[-1] = args[2]
-    fast = kernels.ON_CPU[plain_function(module).__name__]
-    inputs = [x for x in args if x is not None]
-    dy = torch.randn_like(args[0])
-    got, want = (gradients(f, inputs, dy) for f in (fast, plain_function(module)))
-    for a, b in zip(got, want):
-        close(a, b, 1e-12 * max(1, b.abs().max().item()))
-    close(got[0], module.literal(*args)[0], 1e-12)
-    with torch.no_grad():
-        assert torch.equal(fast(*inputs), got[0])
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 132, 16), torch.zeros(1, 1, 260, 16), torch.randn(1, 1, 260, 16)
+    q[..., 0], k[:, :, :128, 0], k[:, :, 128:, 1] = 4, 4, 4
+    v[:, :, :128] *= 1e6
+    S = torch.where(torch.arange(260) < 128, 0.0, 24.0).expand(1, 1, 260)  # logits are 4 - 24
+    g, decay = torch.ones(1, 1, 132), torch.full((1, 1, 16), -0.2)
+    near = k.clone()
+    near[:, :, 128:, 0] = 1e-4  # near keys survive, too: the first row has counted 101
+    cases = [(model_cable, 1e-5, q, k, v, S, g),
+             (model_tra, 5e-3, q[:, :, :16], near[:, :, :244], 10 * v[:, :, :244], decay)]
+    for module, tolerance, *args in cases:
+        want = module.literal(*(x.double() for x in args))[0]
+        way = WAYS[plain_function(module).__name__]
+        close(way(*(x.to(DEVICE) for x in args)).cpu(), want, tolerance)
+    steeper = [x.to(DEVICE) for x in (q, k, v, 3 * S, g)]  # left out: the test is about the bound
+    if WITH_KERNELS:
+        assert torch.ops.nanope.separable(*steeper)[2].amax() > 0
+    else:
+        assert kernels.cpu.first_keys(q, k, 3 * S, g).amax() > 0
 
 
+@on_a_cpu
 @pytest.mark.parametrize("case", ["tra", "cope key P=5", "cope sep P=5", "stick"])
 def test_what_counts_on_a_cpu_keeps_to_the_past(case):
-    """Whatever later tokens are, NaN included, no earlier row moves by a bit."""
+    """Whatever later tokens are, no earlier row moves by a bit, nor where they count farther."""
     module, _, args = example(case, 130, 130)
-    args = in_float32(args)
-    fast = kernels.ON_CPU[plain_function(module).__name__]
-    before = fast(*args)
-    for value in (1e30, math.nan):
-        changed = [x.clone() if torch.is_tensor(x) else x for x in args]
-        for x in changed:
-            if torch.is_tensor(x) and x.dim() > 2:
-                x[:, :, 70:] = value
-        y = fast(*changed)
-        assert torch.equal(y[:, :, :64], before[:, :, :64])
-        if math.isfinite(value):
-            assert torch.equal(y[:, :, :70], before[:, :, :70])
-    assert fast(*(x if x is None else x.bfloat16() for x in args)) is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert fast(*args) is None
+    args = on_tensors(torch.Tensor.float, args)
+    args[1][..., 0] = args[1][..., 0].abs() + 1
+    way = kernels.ON_CPU[plain_function(module).__name__]
+    before = way(*args)
+    for later in (1e30, torch.tensor([-20.0, 0, 0, 0, 0, 0])):  # which closes the gates
+        changed = on_tensors(torch.clone, args)
+        for x in changed[:3]:
+            x[:, :, 70:] = later
+        assert torch.equal(way(*changed)[:, :, :70], before[:, :, :70])
 
 
-def test_what_nearly_reaches_the_bound_is_not_dropped():
-    """Far logits are 4 - 24; with 17 + ln T below a row's own of 0 they would be left out."""
-    inputs = *far_keys_along_q(600, 1300, far=700), one_step(1300, at=700, size=24.0)
-    leaves_nothing_out(kernels.cpu.cable_attention, model_cable, inputs)
-
-
-def test_how_far_later_rows_count_moves_no_bit_of_earlier_ones():
-    for seed in range(30):
-        q, k, v = random_qkv(Tq=130, Tk=130, dtype=torch.float32, seed=seed)
-        k[..., 0] = k[..., 0].abs() + 1
-        far, table = q.clone(), torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))
-        far[:, :, 65:] = torch.tensor([-20.0, 0, 0, 0, 0, 0])  # all gates nearly closed
-        near, far = (kernels.cpu_count.cope_attention(x, k, v, table)[:, :, :65] for x in (q, far))
-        assert torch.equal(near, far)
-
-
-def test_what_the_cpus_way_leaves_to_the_plain_function():
-    q, k, v, S, g = example("cable")[2]
-    cable = kernels.cpu.cable_attention
-    close(cable(q, k, v, S, g), model_cable.literal(q, k, v, S, g)[0], 1e-11)
-    assert cable(q[:, :, -5:], k, v, S, g[:, :, -5:]) is None
-    assert cable(*(x.bfloat16() for x in (q, k, v)), S, g) is None
-    assert kernels.faster("tra_attention", q, k, v[..., :3]) is None  # as these keep their shapes
-    assert kernels.faster("tra_attention", q, k[:, :1], v[:, :1]) is None
-    with torch.autocast("cpu", torch.bfloat16):  # it would round S
-        assert cable(*(x.float() for x in (q, k, v, S, g))) is None
-
-
-def test_what_may_matter_is_not_dropped():
-    """A far key that outweighs its distance; a stretch of steps below 0; weights below 0."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 1500, 16)
-    step, g = torch.full((1, 2, 1500), 0.5), torch.ones(1, 2, 1500)
-    loud, seen = k.clone(), q.clone()
-    loud[..., 0], loud[:, :, 100, 0], seen[..., 0] = 0, 800, 8
-    back = step.clone()
-    back[:, :, 700:720] = -30
-    for tolerance, *args in ((1e-4, seen, loud, v, step, g),
-                             (5e-4, q, k, v, back, g), (5e-4, q, k, v, step, -g)):
-        q_, k_, v_, step_, g_ = args
-        y = kernels.cpu.cable_attention(q_, k_, v_, step_.cumsum(-1), g_)
-        want = model_cable.literal(*(x.double() for x in (q_, k_, v_, step_.cumsum(-1), g_)))[0]
-        close(y, want, tolerance)  # 5e-4: logits of several hundreds, each a sum of 18 products
+@on_a_cpu
+def test_what_the_cpus_ways_leave_to_the_plain_function():
+    """Half precision, also under autocast, which would round S; and the last of few keys."""
+    for case in ("cable", "tra", "cope key P=5"):
+        module, _, args = example(case, 60, 60)
+        args = on_tensors(torch.Tensor.float, args)
+        way = kernels.ON_CPU[plain_function(module).__name__]
+        assert way(*args) is not None
+        assert way(*on_tensors(torch.Tensor.bfloat16, args)) is None
+        with torch.autocast("cpu", torch.bfloat16):
+            assert way(*args) is None
+    q, k, v, S, g = example("cable", 5, 60)[2]
+    assert kernels.cpu.cable_attention(q, k, v, S, g) is None
+    q, k, v = random_qkv()
+    for others in ((k, v[..., :3]), (k[:, :1], v[:, :1])):  # plain functions broadcast
+        assert kernels.faster("tra_attention", q, *others) is None
