@@ -18,7 +18,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -38,20 +37,15 @@ RUNNING = set()                         # processes
 
 class Job(NamedTuple):
     """One run of a table: its trainings and its evaluation, or a panel of a random search."""
-    path: Path           # its file
-    label: str           # the row, or the panel
-    task: str            # of a matrix
-    trainings: list      # of (folder, words of train.py): what it begins with, and its own
-    score: list          # words of eval.py, or of experiments/search.py
-    schemes: tuple = ()  # of a panel: what its file has to have
+    path: Path       # its file
+    label: str       # the row, or the panel
+    task: str        # of a matrix
+    trainings: list  # of (folder, words of train.py): what it begins with, and its own
+    score: list      # words of eval.py, or of experiments/search.py
 
     @property
     def name(self):
         return f"{self.task} {self.path.stem}".strip()
-
-    def is_made(self):
-        return self.path.exists() and (
-            set(self.schemes) <= read_json(self.path).get("schemes", {}).keys())
 
 
 # -----------------------------------------------------------------------------
@@ -85,15 +79,12 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
 
 def plan_search(table):
     """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
-    jobs = []
-    schemes = dict.fromkeys(table.part["panels"], table.entry["schemes"])
-    if "theorem" in table.entry:
-        schemes["theorem"] = ()
-    for panel, asked in schemes.items():
+    jobs, theorem = [], ["theorem"] if "theorem" in table.entry else []
+    for panel in [*table.part["panels"], *theorem]:
         path = table.runs / f"{slug(panel)}.json"
         words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
                  table.scale, "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, "", [], words, asked))
+        jobs.append(Job(path, panel, "", [], words))
     return jobs
 
 
@@ -268,7 +259,7 @@ def listing():
     for module in experiments.files():
         print("\n" + module.__doc__.strip().partition("\n")[0])
         for name, entry in module.ENTRIES.items():
-            print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
+            print(f"  {name}\n      {entry['title']}")
             for scale in [scale for scale in experiments.SCALES if scale in entry]:
                 jobs = plan(find(name, scale))
                 there = sum(job.path.exists() for job in jobs)
@@ -305,8 +296,10 @@ def main(argv=None):
                 print("$ " + shlex.join(words))
         return
     jobs = plan(table, args.rows, args.seeds, text_of(table, args.data))
-    missing = [job for job in jobs if not job.is_made()]
-    print(f"{table.name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
+    there = sum(job.path.exists() for job in jobs)
+    print(f"{table.name}: {len(jobs)} runs, {there} of them there", flush=True)
+    # a search looks itself which of its schemes are there
+    missing = [job for job in jobs if not job.path.exists() or not job.trainings]
     try:
         failed = make_all(missing, args.jobs, device)
     except KeyboardInterrupt:

@@ -48,7 +48,8 @@ def filled_block(found):
 
 def of_entry(name):
     """The tables of an entry at all of its scales."""
-    parts, scales = [], [scale for scale in SCALES if scale in entries().get(name, SCALES)]
+    parts = []
+    scales = [scale for scale in SCALES if scale in entries().get(name, SCALES)]
     for table in [find(name, scale) for scale in scales]:
         runs = tables.runs_of(table)
         if runs:

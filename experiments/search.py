@@ -67,7 +67,8 @@ def draw_trial(rng, peak=1e-2):
 
     beta1 = beta2 = 1.0
     while beta1 >= beta2**0.5:
-        beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+        beta1 = 1 - log_uniform(0.02, 0.2)
+        beta2 = 1 - log_uniform(1e-4, 1e-1)
     return dict(
         beta1=beta1, beta2=beta2, weight_decay=log_uniform(1e-4, 1), grad_clip=log_uniform(0.1, 10),
         learning_rate=log_uniform(1e-4, peak), warmup=log_uniform(1e-3, 1e-1),
@@ -110,7 +111,9 @@ def fit(models, trials, batch, steps, device="cpu"):
     h = SimpleNamespace(**{name: torch.tensor([[trial[name]] for trial in trials], device=device)
                            for name in trials[0]})                      # (K, 1)
     warmup = (h.warmup * steps).round().clamp(min=1)
-    m, v, ema = torch.zeros_like(theta), torch.zeros_like(theta), start.clone()
+    m = torch.zeros_like(theta)
+    v = torch.zeros_like(theta)
+    ema = start.clone()
     for step in range(1, steps + 1):
         x, y = (torch.from_numpy(a).to(device) for a in batch(step))
         out = logits(theta, x)                                          # (K, ..., classes)
@@ -154,7 +157,8 @@ def measure(task, logits, weights, sequences, rng, splits=("iid",), device="cpu"
         lengths += spans
         # drawn at once, and given in pieces that K models can take
         x, y = task.batch(split, max(16, min(sequences, 2**19 // T)), rng)
-        size, parts = max(1, 2**13 // (len(weights) * T)), defaultdict(list)
+        size = max(1, 2**13 // (len(weights) * T))
+        parts = defaultdict(list)
         for piece in zip(*(torch.from_numpy(a).to(device).split(size) for a in (x, y))):
             for name, part in judged(task, logits(weights, piece[0]), *piece).items():
                 parts[name].append(part)
@@ -196,8 +200,10 @@ def note(trials, weights, split, lengths, measured, at):
 def search(entry, part, panel, scheme, device="cpu"):
     """All trials of one scheme on one panel's task -> lengths, and a dict for the JSON."""
     torch.set_float32_matmul_precision("highest")  # no TF32
-    begin, drawn, models = time.time(), [], []
-    task, far = make_task(panel), make_task(panel, block_size=panel["longest"])
+    begin = time.time()
+    task = make_task(panel)
+    far = make_task(panel, block_size=panel["longest"])
+    drawn, models = [], []
     peak = 3e-2 if task.data == "set_complement" else 1e-2
     for i in range(part["trials"]):
         drawn.append(draw_trial(np.random.default_rng([SEED, i]), peak))
@@ -271,7 +277,7 @@ def main(argv=None):
     _, _, entry, part = find(args.entry, args.scale)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem":
-        return write_json(args.out, theorem())
+        return args.out.exists() or write_json(args.out, theorem())
     if args.panel not in part["panels"]:
         fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
     panel = part["panels"][args.panel]

@@ -189,7 +189,8 @@ def text_tables(runs, numbers, published_at):
     Perplexity by window length, the paper's beside it where its model was read at the same length
     after the same training; strided; of what comes a second time; and over other documents.
     """
-    lengths, T = sorted({n for run in runs for n in run["lengths"]}), runs[0]["block_size"]
+    lengths = sorted({n for run in runs for n in run["lengths"]})
+    T = runs[0]["block_size"]
     columns = by_length("perplexity", lengths, [T])
     columns += [(f"paper, {n:,}", of_paper, numbers, k) for k, n in enumerate(published_at)]
     texts = [("", by_row(runs, columns))]
@@ -234,13 +235,17 @@ WITH_INTERVAL = "{:.3f} [{:.3f}, {:.3f}]"
 
 
 def documents_table(runs, lengths):
-    """What would differ with other documents?"""
+    """What would differ with other documents? Of a single one nobody knows."""
     (first, same), *_ = grouped(runs).items()
-    T, last, columns = same[0]["block_size"], lengths[-1], []
-    for measure, n in product(same[0]["documents"], (T, last)):
-        columns.append((f"{measure}, {n:,}, over {first}'s", ratio, measure, n, n, same))
-    if "strided" in same[0]["documents"]:
-        columns.append((f"strided, {last:,} / {2 * T:,}", ratio, "strided", last, 2 * T))
+    T, last = same[0]["block_size"], lengths[-1]
+    columns = []
+    for measure, by in same[0]["documents"].items():
+        if len(by["tokens"]) < 2:
+            return "", ""
+        for n in (T, last):
+            columns.append((f"{measure}, {n:,}, over {first}'s", ratio, measure, n, n, same))
+        if measure == "strided":
+            columns.append((f"strided, {last:,} / {2 * T:,}", ratio, "strided", last, 2 * T))
     return ("Over other documents: ratios of perplexities, with 95 % intervals by a bootstrap over "
             "the documents, which say nothing of other seeds."), by_row(runs, columns)
 
@@ -250,12 +255,12 @@ def ratio(runs, measure, n, m, others=None):
     import numpy as np
 
     from encoders.scoring import resampled  # and torch, which most tables do without
-    losses = [[run["documents"][measure].get(str(length)) for run in rows]
-              for rows, length in ((runs, n), (others or runs, m))]
-    if None in losses[0] + losses[1]:
+    far, near = ([run["documents"][measure] for run in rows] for rows in (runs, others or runs))
+    losses = [[by.get(str(length)) for by in rows] for rows, length in ((far, n), (near, m))]
+    if None in losses[0] + losses[1] or far[0]["tokens"] != near[0]["tokens"]:  # other tokens
         return "-"
     apart = np.subtract(*(np.mean(seeds, 0) for seeds in losses))
-    tokens = np.array(runs[0]["documents"][measure]["tokens"])
+    tokens = np.array(far[0]["tokens"])
     some = tokens > 0  # strided, the first may have none
     return WITH_INTERVAL.format(*np.exp([apart.sum() / tokens.sum(),
                                          *resampled(apart[some], tokens[some])]))
@@ -264,7 +269,8 @@ def ratio(runs, measure, n, m, others=None):
 def papers_table(papers, runs):
     """Perplexities at the training length and the longest, beside those of several papers."""
     T, *_, last = sorted({n for run in runs for n in run["lengths"]})
-    columns, known = by_length("perplexity", (T, last)), set()
+    columns = by_length("perplexity", (T, last))
+    known = set()
     for heading, (entry, n) in papers.items():
         columns.append((heading, of_paper, published()[entry], n))
         known |= published()[entry].keys()

@@ -74,7 +74,8 @@ def compared(args):
 
 
 def train(args):
-    on_gpu, steps = args.device.type == "cuda", {}
+    steps = {}
+    on_gpu = args.device.type == "cuda"
     shape = dict(batch_size=8) if on_gpu else {}
     for name, model, idx in build(args, compared(args), **shape):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -93,7 +94,8 @@ def train(args):
 
 
 def decode(args):
-    n, steps = (args.lengths or [4096])[0], {}
+    steps = {}
+    n = (args.lengths or [4096])[0]
     with torch.no_grad(), args.autocast:
         for name, model, idx in build(args, compared(args), block_size=n + 10, batch_size=1):
             cache = new_cache(model.eval(), n + 10)
@@ -158,7 +160,8 @@ def inputs(args, T):
 
 def ways(args, name, model, calls):
     """{label: function} of what can be had here; the first is torch's own."""
-    plain, causal = plain_function(attention_module(model)), not is_encoder(model)
+    plain = plain_function(attention_module(model))
+    causal = not is_encoder(model)
     functions = {"sdpa": lambda q, k, v, *_: F.scaled_dot_product_attention(
         q, k, v, is_causal=causal)}
     if "plain" in args.ways:

@@ -105,18 +105,19 @@ def inputs():
     bias = rivals.classics.ALiBi(rivals.classics.GPTConfig(n_head=1)).double()
     w = torch.nn.functional.normalize(torch.randn(T, D, dtype=torch.float64), dim=1)
     beta = 2 * torch.rand(T, dtype=torch.float64)
-    per_head = (a.cumsum(0), g, f.log().cumsum(0), delta.log(), w, beta)
-    road, weight, gates, decay, mirrors, strength = (x[None, None] for x in per_head)
+    road = a.cumsum(0)[None, None]
+    gates = f.log().cumsum(0)[None, None]
+    decay = delta.log()[None, None]
     return dict(
         alibi=([bias.slopes.item()], rivals.classics, [bias.bias]),
         rope=([turn.theta], rivals.rope, [torch.arange(T), turn]),
         fox=([f], rivals.fox, [gates]),
-        cable=([a, g], model_cable, [road, weight]),
+        cable=([a, g], model_cable, [road, g[None, None]]),
         tra=([delta], model_tra, [decay]),
         cope=([e], model_cope, [e]),
         diff=([0.35], rivals.diff, [0.35]),
         stick=([], rivals.stick, []),
-        path=([w, beta], rivals.path, [mirrors, strength]),
+        path=([w, beta], rivals.path, [w[None, None], beta[None, None]]),
         ssmax=([0.6], rivals.ssmax, [torch.tensor([0.6], dtype=torch.float64)]))
 
 
@@ -131,10 +132,14 @@ def check(name):
     if answer.shape != (T, T):
         return f"it should return a tensor of shape ({T}, {T}), and returns {tuple(answer.shape)}"
     if name == "rope":  # whose literal begins with what is turned
-        q, k = (module.turned(x[None, None], theirs[1].waves(theirs[0]))[0, 0] for x in (q, k))
-    _, parts = module.literal(*(x[None, None] for x in (q, k, v)), *theirs)
-    weights = name in ("diff", "stick")
-    want = (parts["attention"] if weights else parts["qk"] + parts["bias"])[0, 0]
+        waves = theirs[1].waves(theirs[0])
+        q, k = (module.turned(x[None, None], waves)[0, 0] for x in (q, k))
+    q, k, v = (x[None, None] for x in (q, k, v))
+    _, parts = module.literal(q, k, v, *theirs)
+    want = parts["qk"] + parts["bias"]
+    if name in ("diff", "stick"):
+        want = parts["attention"]
+    want = want[0, 0]
     right = torch.isclose(answer.double(), want, rtol=0, atol=1e-6)
     for i, j in (~right).tril().nonzero().tolist():  # the first
         return (f"query i = {i}, key j = {j}: yours is {answer[i, j]:.4f}, "

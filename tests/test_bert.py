@@ -31,8 +31,10 @@ def test_an_encoder_by_hand(name, monkeypatch):
     From tokens to a vector, by the weights alone; literal, what runs, and what runs in blocks, on
     the model's own arguments; of a text with padding the vector is that of it alone.
     """
-    model, idx = make(name).double(), torch.randint(1, 61, (7,))
-    C, H, T, pe = 32, 4, 7, name.removeprefix("bert_")
+    model = make(name).double()
+    idx = torch.randint(1, 61, (7,))
+    C, H, T = 32, 4, 7
+    pe = name.removeprefix("bert_")
     pos = torch.arange(T, dtype=torch.float64)
     x = model.wte.weight[idx]
     if pe == "learned":
@@ -43,7 +45,8 @@ def test_an_encoder_by_hand(name, monkeypatch):
             wave = math.cos if c % 2 else math.sin
             x[t, c] += wave(t / 10000 ** (c // 2 * 2 / C))
     for block in model.h:
-        attn, n = block.attn, N(x, block.ln_1, 1e-6)
+        attn = block.attn
+        n = N(x, block.ln_1, 1e-6)
         q, k, v = (n @ attn.c_attn.weight.T).view(1, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
         S = g = None
         if pe == "rope":
@@ -65,7 +68,8 @@ def test_an_encoder_by_hand(name, monkeypatch):
     close(model.embed(idx[None])[0], mean / mean.norm(), 1e-5)
 
     both = torch.randint(1, 61, (2, 20))
-    both[1, :7], both[1, 7:] = idx, 0
+    both[1, :7] = idx
+    both[1, 7:] = 0
     with attention_inputs(model) as calls:
         close(model.embed(both)[1], mean / mean.norm(), 1e-5)
     for args in calls:
@@ -84,8 +88,10 @@ def test_an_empty_text_has_gradients():
 
 def test_masked_tokens_are_scored_alone():
     model = make("bert_cable").double()
-    idx, targets = torch.randint(1, 61, (2, 9)), torch.full((2, 9), -1)
-    targets[0, 3], targets[1, 7] = 5, 6
+    idx = torch.randint(1, 61, (2, 9))
+    targets = torch.full((2, 9), -1)
+    targets[0, 3] = 5
+    targets[1, 7] = 6
     full, nothing = model(idx)
     logits, loss = model(idx, targets)
     assert nothing is None
@@ -106,7 +112,8 @@ def test_which_tokens_are_masked(library):
     assert (told.sum(1) == 6).all() and (x[~told] > encoders.mlm.UNK).all()
     chi2 = ((told.sum(0) - 600) ** 2 / 600).sum() / (1 - 0.15)
     assert chi2 < 39 + 5 * math.sqrt(2 * 39)
-    masked, kept = x == encoders.mlm.MASK, told & (x == y)
+    masked = x == encoders.mlm.MASK
+    kept = told & (x == y)
     other = 0.1 * (1 - 1 / (task.vocab_size - 3))  # another token may be the same one
     for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
         assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / told.sum())

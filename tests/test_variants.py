@@ -15,7 +15,9 @@ from tests.helpers import close, make, random_qkv
 
 def counted_layer(x, model, layer):
     """A layer that uses CoPE's count, from its paper's formulas, for every variant (B, T, C)."""
-    attn, c, pos = model.h[layer].attn, model.config, model.pos_emb[layer % len(model.pos_emb)]
+    attn = model.h[layer].attn
+    c = model.config
+    pos = model.pos_emb[layer % len(model.pos_emb)]
     B, T, C = x.shape
     q, k, v = ((x @ weight.T).view(B, T, c.n_head, -1).transpose(1, 2)
                for weight in attn.c_attn.weight.chunk(3))
@@ -48,7 +50,8 @@ def counted_layer(x, model, layer):
     ("cope_alibi", {}, 2), ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1),
     ("cope_relative", {}, 1), ("cope_drop", dict(P=4), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables):
-    model, layers = make(name, block_size=9, **changes).double(), []
+    layers = []
+    model = make(name, block_size=9, **changes).double()
     for block in model.h:
         block.attn.register_forward_hook(lambda _, args, y: layers.append((args[0], y)))
     with torch.no_grad():
@@ -81,7 +84,8 @@ def test_hard_attention_takes_the_best_key_and_has_the_soft_gradient():
     logits = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(37, 37).triu(1).bool(), -torch.inf)
     hard = F.one_hot(logits.argmax(-1), 37).double()
     close(learned_hard.hard_attention(q[:, :, -5:], k, v), (hard @ v)[:, :, -5:], 1e-12)
-    soft, weights = (logits / math.sqrt(q.size(3))).softmax(-1), torch.randn_like(q)
+    soft = (logits / math.sqrt(q.size(3))).softmax(-1)
+    weights = torch.randn_like(q)
     ours = torch.autograd.grad((learned_hard.hard_attention(q, k, v) * weights).sum(), (q, k, v))
     by_q_and_k = torch.autograd.grad((soft @ v * weights).sum(), (q, k))
     for a, b in zip(ours, (*by_q_and_k, hard.transpose(-1, -2) @ weights)):
@@ -99,6 +103,9 @@ def test_qk_norm_with_a_scale(base):
         block.attn.c_attn.scale.data.fill_(1)
     x = torch.randint(plain.config.vocab_size, (2, 20))
     close(scaled(x)[0], plain(x)[0], 1e-12)
-    heads, z, C = scaled.h[0].attn.c_attn, torch.randn(2, 5, 32), 32
-    before, heads.scale.data = heads(z), torch.randn(C)
-    close(heads(z), torch.cat((before[..., :C] * heads.scale, before[..., C:]), -1), 1e-12)
+    heads = scaled.h[0].attn.c_attn
+    z = torch.randn(2, 5, 32)
+    before = heads(z)
+    heads.scale.data = torch.randn(32)
+    before[..., :32] *= heads.scale
+    close(heads(z), before, 1e-12)

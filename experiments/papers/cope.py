@@ -43,7 +43,8 @@ def size(C, layers=4, heads=4):
 
 def sizes(share=1, slow="", seeds=1):
     """Table 7's C/layers/heads; C is divided by `share` here. So many seeds of the largest."""
-    table, models = {}, ("cope", "learned", "rope")
+    table = {}
+    models = "cope", "learned", "rope"
     for model, C, layers, heads in product(models, (256, 128), (4, 2), (4, 2)):
         flags = f"--model {model} {size(C // share, layers, heads)}"
         largest = (C, layers, heads) == (256, 4, 4)

@@ -74,7 +74,9 @@ class Position(nn.Module):
     """
     def __init__(self, config, use):
         super().__init__()
-        d, self.use, self.most = config.n_embd // config.n_head, use, config.P - 1
+        d = config.n_embd // config.n_head
+        self.use = use
+        self.most = config.P - 1
         if use == "embedding":
             self.pos_emb = nn.Parameter(torch.zeros(d, config.P))
         if use == "mlp":

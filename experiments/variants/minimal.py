@@ -35,11 +35,16 @@ class MinimalTransformer(nn.Module):
     def __init__(self, n, d, d_k=1, d_v=None, norm="none"):
         super().__init__()
         d_v = d if d_v is None else d_v
-        self.E, self.W_Q, self.W_K = cut_off(n, d), cut_off(d, d_k), cut_off(d, d_k)
-        self.W_V, self.W_O, self.U = cut_off(d, d_v), cut_off(d_v, d), cut_off(d, n)
+        self.E = cut_off(n, d)
+        self.W_Q = cut_off(d, d_k)
+        self.W_K = cut_off(d, d_k)
+        self.W_V = cut_off(d, d_v)
+        self.W_O = cut_off(d_v, d)
+        self.U = cut_off(d, n)
         self.norm = norm
         self.s = nn.Parameter(torch.ones(1)) if norm == "ssmax" else None
-        before, peri = norm in ("pre", "pre_final", "ssmax"), norm in ("peri", "peri_init")
+        before = norm in ("pre", "pre_final", "ssmax")
+        peri = norm in ("peri", "peri_init")
         self.first = norm_if(norm == "peri_init", d, 1e-12)
         self.before = norm_if(before or peri, d, 1e-12)
         self.after = norm_if(norm in ("output", "post") or peri, d, 1e-12)
@@ -47,9 +52,9 @@ class MinimalTransformer(nn.Module):
 
     def attend(self, x):
         T = x.size(-2)
-        v, q, k = x @ (self.W_V @ self.W_O), x @ self.W_Q, x @ self.W_K
+        v = x @ (self.W_V @ self.W_O)
         later = torch.ones(T, T, device=x.device).triu(1).bool()
-        a = q @ k.transpose(-1, -2)
+        a = (x @ self.W_Q) @ (x @ self.W_K).transpose(-1, -2)
         if self.s is not None:
             a = a * self.s * torch.arange(1.0, T + 1, device=x.device).log()[:, None]
         return a.masked_fill(later, float("-inf")).softmax(-1) @ v
