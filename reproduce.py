@@ -14,15 +14,13 @@ filled. Rows that a table lacks, each a model's name, are for you alone: all tha
 out/.
 """
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,26 +32,20 @@ from common.flags import Parser
 from experiments import FOLDER, Row, find, pages, slug, tables
 
 TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
-RUNNING, STOPPED = set(), threading.Event()  # processes, and whether no more may begin
-BEGINNING = threading.Lock()
+RUNNING = set()                         # processes
 
 
 class Job(NamedTuple):
     """One run of a table: its trainings and its evaluation, or a panel of a random search."""
-    path: Path           # its file
-    label: str           # the row, or the panel
-    task: str            # of a matrix
-    trainings: list      # of (folder, words of train.py): what it begins with, and its own
-    score: list          # words of eval.py, or of experiments/search.py
-    schemes: tuple = ()  # of a panel: what its file has to have
+    path: Path       # its file
+    label: str       # the row, or the panel
+    task: str        # of a matrix
+    trainings: list  # of (folder, words of train.py): what it begins with, and its own
+    score: list      # words of eval.py, or of experiments/search.py
 
     @property
     def name(self):
         return f"{self.task} {self.path.stem}".strip()
-
-    def is_made(self):
-        result = tables.read_run(self.path)
-        return bool(result) and set(self.schemes) <= result.get("schemes", {}).keys()
 
 
 # -----------------------------------------------------------------------------
@@ -69,13 +61,13 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
     rows, jobs, (data, sha256) = with_rows(table, labels), [], text
     for task, own in table.part.get("tasks", {"": table.part}).items():
         flags = own["train"].replace(FOLDER, shlex.quote(data))
-        for label in dict.fromkeys(labels or rows):
+        for label in labels or rows:
             row = rows[label]
             trained, into, runs = rows[row.weights_of or label], table.trainings, table.runs
             if label not in table.part["rows"]:
                 into, runs = table.added, ROOT / table.added / "runs" / sha256[:8]
             for seed in range(1337, 1337 + (seeds or row.seeds)):
-                before = begins_with(table, trained, seed, into)
+                before = begins_with(table, trained, seed)
                 last = training(into / task / sha256[:8], flags, trained.train, seed, before)
                 out = str(last[0])
                 score = ["python", "eval.py", out, *own["eval"].split(), *row.eval.split(),
@@ -85,30 +77,36 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
     return jobs
 
 
+def plan_search(table):
+    """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
+    jobs, theorem = [], ["theorem"] if "theorem" in table.entry else []
+    for panel in [*table.part["panels"], *theorem]:
+        path = table.runs / f"{slug(panel)}.json"
+        words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
+                 table.scale, "--out", str(path.relative_to(ROOT))]
+        jobs.append(Job(path, panel, "", [], words))
+    return jobs
+
+
 def with_rows(table, labels):
     """A table's rows, and one for each model that it lacks."""
-    rows = table.part["rows"]
+    rows = dict(table.part["rows"])
     for label in [label for label in labels if label not in rows]:
         from common.names import models  # and torch, which the list does without
-        if label not in models().keys() | models().why_not.keys():
+        if label not in models():
             fail(f"{table.name} has no row {label!r}, nor is it a model: "
                  f"{nearest(label, rows | models())}")
-        flags = f"--model {label}"
-        for field, value in models()[label][1].items():  # this wins over the table's flags
-            switch = f"--{field}" if value else f"--no-{field}"
-            flags += " " + (switch if isinstance(value, bool) else f"--{field} {value}")
-        rows = rows | {label: Row(flags)}
+        rows[label] = Row(f"--model {label}")
     return rows
 
 
-def begins_with(table, trained, seed, into):
+def begins_with(table, trained, seed):
     """-> [the training of another entry that a row goes on from], or []."""
     if "begins_with" not in table.entry:
         return []
     other = find(table.entry["begins_with"], table.scale)
     row = other.part["rows"].get(trained.begins_with, trained)
-    folder = other.trainings if into == table.trainings else into / "before"
-    return [training(folder, other.part["train"], row.train, seed)]
+    return [training(other.trainings, other.part["train"], row.train, seed)]
 
 
 def training(folder, flags, own, seed, before=()):
@@ -117,13 +115,6 @@ def training(folder, flags, own, seed, before=()):
     for out, _ in before:
         words += ["--init_from", str(out)]
     return folder / f"{slug(own.replace('--model ', ''))}-{seed}", once(words)
-
-
-def commands_of(job, device):
-    """All that it takes, were nothing there yet."""
-    begin = [[*words, "--out_dir", str(out), "--no-evaluate", *device]
-             for out, words in job.trainings]
-    return [*begin, [*job.score, *device]]
 
 
 def once(words):
@@ -137,22 +128,12 @@ def once(words):
     return [word for part in flags.values() for word in part]
 
 
-def plan_search(table):
-    """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
-    jobs = []
-    schemes = dict.fromkeys(table.part["panels"], table.entry["schemes"])
-    if "theorem" in table.entry:
-        schemes["theorem"] = ()
-    for panel, asked in schemes.items():
-        path = table.runs / f"{slug(panel)}.json"
-        words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
-                 table.scale, "--out", str(path.relative_to(ROOT))]
-        jobs.append(Job(path, panel, "", [], words, asked))
-    return jobs
+def commands_of(job, device):
+    """All that it takes, were nothing there yet."""
+    begin = [[*words, "--out_dir", str(out), "--no-evaluate", *device]
+             for out, words in job.trainings]
+    return [*begin, [*job.score, *device]]
 
-
-# -----------------------------------------------------------------------------
-# what it needs: a text, the same for all runs, a GPU
 
 def text_of(table, data):
     """The text that --data names, prepared once: -> where it is, and its sha256."""
@@ -162,37 +143,16 @@ def text_of(table, data):
              f"{table.name} needs a text: --data FOLDER")
     if not data:
         return "", ""
-    task = task_of(flags.replace(FOLDER, shlex.quote(data)))
-    have = task.meta["tokens"]
-    asked = max(map(int, re.findall(r"\d+", table.part["eval"])), default=0)
-    print(f"{data}: {have['train']:,} tokens to train on, sha256 {task.source}", flush=True)
-    if have["test"] <= asked:
-        fail(f"{data} is too short: of its {have['test']:,} test tokens {asked:,} are to be scored")
-    return task.data, task.source
-
-
-def need_gpu(table):
-    import torch
-    if not torch.cuda.is_available():
-        fail(f"{table.name} --scale {table.scale} is for a CUDA GPU, and torch finds none: "
-             "--device cpu makes it here all the same")
-
-
-def task_of(flags):
     from common.names import make_task
     from common.settings import new_settings
-    return make_task(vars(new_settings(shlex.split(flags))))
-
-
-def need_one_text(table, source):
-    """Ends where runs of another text are there: hours later their table would be refused."""
-    there = [run for run in tables.runs_of(table) if "sha256" in run["data"]]
-    for run in there[:1]:  # all are of one
-        own = table.part.get("tasks", {None: table.part})[run.get("task")]
-        theirs, source = run["data"]["sha256"], source or task_of(own["train"]).source
-        if theirs != source:
-            fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 {theirs}, than "
-                 f"yours, {source}: move it away, and yours is made")
+    words = shlex.split(flags.replace(FOLDER, shlex.quote(data)))
+    task = make_task(vars(new_settings(words)))
+    for run in tables.runs_of(table):
+        if run["data"]["sha256"] != task.source:
+            fail(f"{table.runs.relative_to(ROOT)} is of another text, sha256 "
+                 f"{run['data']['sha256']}, than yours, {task.source}: move it away, and yours is "
+                 "made")
+    return task.data, task.source
 
 
 # -----------------------------------------------------------------------------
@@ -203,10 +163,11 @@ def make(job, device):
     from common.checkpoint import load_checkpoint
     *begin, score = commands_of(job, device)
     for (out, asked), words in zip(job.trainings, begin):
+        path = ROOT / out / "ckpt.pt"
         with TRAINING[out]:
-            if not (ROOT / out / "ckpt.pt").exists():
+            if not path.exists():
                 run(job.name, *words)
-            checkpoint = load_checkpoint(ROOT / out / "ckpt.pt")
+            checkpoint = load_checkpoint(path)
             need_same_flags(out, asked, checkpoint["config"])
             if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
                 run(job.name, "python", "train.py", "--resume", str(out), "--no-evaluate", *device)
@@ -223,11 +184,10 @@ def need_same_flags(out, words, config):
     from common.settings import RunConfig, new_settings
     asked = vars(new_settings(words[2:]))
     aside = {"data", "corpus", "vocab_size", *RunConfig.__dataclass_fields__}  # where a text is
-    other = [f"{name} {config[name]} for {asked[name]}"
-             for name in sorted(asked.keys() & config.keys() - aside)
-             if config[name] != asked[name]]
-    if other:
-        fail(f"{out} was trained with {', '.join(other)}: remove it, and it is made anew")
+    for name in sorted(asked.keys() & config.keys() - aside):
+        if config[name] != asked[name]:
+            fail(f"{out} was trained with {name} {config[name]}, not {asked[name]}: remove it, and "
+                 "it is made anew")
 
 
 def about_training(job, result, checkpoint):
@@ -251,41 +211,37 @@ def make_all(jobs, at_once, device):
     failed = []
     if at_once > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+
+    def try_to(job):
+        try:
+            make(job, device)
+        except (Exception, SystemExit) as e:  # the others go on
+            failed.append(job.name)
+            print(f"{job.name} failed: {e}")
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            futures = {pool.submit(make, job, device): job.name for job in jobs}
-            for n, future in enumerate(as_completed(futures), 1):
-                error = future.exception()
-                if error:  # the others go on
-                    failed.append(futures[future])
-                    print(f"{failed[-1]} failed: {error}")
+            for n, _ in enumerate(pool.map(try_to, jobs), 1):
                 print(f"[{n} of {len(jobs)} done]", flush=True)
-        except BaseException:
-            with BEGINNING:
-                STOPPED.set()
-                for process in list(RUNNING):  # which shrinks as they end
-                    process.terminate()  # Windows knows no SIGINT of another process
-            pool.shutdown(cancel_futures=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(RUNNING):  # which shrinks as they end
+                process.terminate()  # Windows knows no SIGINT of another process
             raise
     return failed
 
 
 def run(name, *command):
     """One command, printed, and its output line by line. Raises RuntimeError if it fails."""
-    with BEGINNING:
-        if STOPPED.is_set():
-            raise RuntimeError("stopped")
-        print("$ " + shlex.join(command), flush=True)
-        process = subprocess.Popen(
+    print("$ " + shlex.join(command), flush=True)
+    with subprocess.Popen(
             [sys.executable, *command[1:]], cwd=ROOT, text=True, encoding="utf-8",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         RUNNING.add(process)
-    for line in process.stdout:
-        print(f"{name}: {line.rstrip()}", flush=True)
-    code = process.wait()
+        for line in process.stdout:
+            print(f"{name}: {line.rstrip()}", flush=True)
     RUNNING.discard(process)
-    if code:
-        raise RuntimeError(f"exit code {code} of {shlex.join(command)}")
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode} of {shlex.join(command)}")
 
 
 # -----------------------------------------------------------------------------
@@ -305,8 +261,6 @@ def parse(argv):
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     add("--dry_run", action="store_true", help="print every command; nothing is run or written")
     args = parser.parse_args(argv)
-    if args.entry is None and argv:
-        fail("name the table first: python reproduce.py NAME, then the flags")
     if args.jobs < 1 or args.seeds < 0:
         fail("--jobs must be at least 1, --seeds 0 or more")
     return args
@@ -315,10 +269,9 @@ def parse(argv):
 def listing():
     """Each paper's entries, what they are, and how many of their runs are there."""
     for module in experiments.files():
-        print("\n" + (module.__doc__ or module.__name__).strip().partition("\n")[0])
-        for name in module.ENTRIES:
-            entry = experiments.entries()[name]
-            print(f"  {name}\n{textwrap.indent(textwrap.fill(entry['title'], 92), ' ' * 6)}")
+        print("\n" + module.__doc__.strip().partition("\n")[0])
+        for name, entry in module.ENTRIES.items():
+            print(f"  {name}\n      {entry['title']}")
             for scale in [scale for scale in experiments.SCALES if scale in entry]:
                 jobs = plan(find(name, scale))
                 there = sum(job.path.exists() for job in jobs)
@@ -329,19 +282,19 @@ def listing():
 def show(table, added):
     """The table and the figure of what is there, and the pages; added rows' are in out/."""
     from experiments import figures  # and matplotlib
-    runs, folder = tables.runs_of(table, added), table.added if added else Path("results")
+    runs, folder = tables.runs_of(table, added), ROOT / "results"
     if added:
-        (ROOT / folder).mkdir(parents=True, exist_ok=True)
-        print(f"\nafter an edit of {' or '.join(added)} remove {folder}: what is there is used")
+        folder = ROOT / table.added
+        print(f"\nafter an edit of {' or '.join(added)} remove {table.added}: what is there is "
+              "used")
     if runs:
-        texts = tables.tables_of(table, runs)
-        print("\n\n".join(part for pair in texts for part in pair if part))
-        figures.draw(table, runs, ROOT / folder / f"{table.name}.{table.scale}", added)
+        tables.show(tables.tables_of(table, runs))
+        folder.mkdir(parents=True, exist_ok=True)
+        figures.draw(table, runs, folder / f"{table.name}.{table.scale}", added)
     pages.fill()
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     if args.entry is None:
         return listing()
@@ -354,14 +307,11 @@ def main(argv=None):
             for words in commands_of(job, device):
                 print("$ " + shlex.join(words))
         return
-    text = text_of(table, args.data)
-    jobs = plan(table, args.rows, args.seeds, text)
-    missing = [job for job in jobs if not job.is_made()]
-    print(f"{table.name}: {len(jobs)} runs, {len(jobs) - len(missing)} of them there", flush=True)
-    if missing and table.scale != "cpu" and not device:
-        need_gpu(table)
-    if args.data or any(job.label in table.part.get("rows", ()) for job in missing):
-        need_one_text(table, text[1])
+    jobs = plan(table, args.rows, args.seeds, text_of(table, args.data))
+    there = sum(job.path.exists() for job in jobs)
+    print(f"{table.name}: {len(jobs)} runs, {there} of them there", flush=True)
+    # a search looks itself which of its schemes are there
+    missing = [job for job in jobs if not job.path.exists() or not job.trainings]
     try:
         failed = make_all(missing, args.jobs, device)
     except KeyboardInterrupt:

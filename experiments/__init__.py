@@ -34,15 +34,15 @@ An entry has
 
 and where it needs them
 
-    losses      True: the table and the figure are of the loss by step
+    losses      True: the table is of the last losses, the figure of the loss by step
     steps       True: a second figure, of the scores by step
     begins_with the entry whose runs of the same rows (or Row.begins_with) and seeds the runs go
                 on from
     trained_in  its folder in out/ (default: its name, or that of `runs`): entries that name the
                 same one share their trainings
-    runs        the entry whose runs these are, shown in another way; it has its scales, too
+    runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers of the paper it has
-    papers      {heading: (entry, n, words)}: whose n-th numbers stand beside it in a second table
+    papers      {heading: (entry, n)}: whose n-th numbers stand beside it in a second table
     plotted_against
                 an entry of text, for a second figure: what survives, and what reads
 
@@ -53,13 +53,13 @@ flags FOLDER is the text that reproduce.py --data names.
 """
 import functools
 import importlib
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from common import ROOT
 from common.exits import fail, nearest
+from common.files import read_json
 
 PAPERS = Path(__file__).parent / "papers"
 SCALES = "cpu", "gpu", "paper"
@@ -87,7 +87,6 @@ def repaired(seeds, *repairs):
             for repair in repairs}
 
 
-@functools.cache
 def files():
     """Every module of papers/."""
     return [importlib.import_module(f"experiments.papers.{path.stem}")
@@ -101,9 +100,6 @@ def entries():
         for name in found.keys() & module.ENTRIES.keys():
             fail(f"{module.__name__} has an entry {name!r}, and so has another file: rename yours")
         found |= module.ENTRIES
-    for name, entry in found.items():
-        shown = found.get(entry.get("runs"), {})
-        found[name] = {scale: shown[scale] for scale in SCALES if scale in shown} | entry
     return found
 
 
@@ -132,9 +128,10 @@ class Table(NamedTuple):
 
 def find(name, scale):
     """-> Table. What is not there ends here."""
-    if name not in entries():
-        fail(f"unknown entry {name!r}: {nearest(name, entries())}")
-    entry = entries()[name]
+    known = entries()
+    if name not in known:
+        fail(f"unknown entry {name!r}: {nearest(name, known)}")
+    entry = known[name]
     if scale not in entry:
         fail(f"{name} has no --scale {scale}: {nearest(scale, [s for s in SCALES if s in entry])}")
     return Table(name, scale, entry, entry[scale])
@@ -143,7 +140,7 @@ def find(name, scale):
 @functools.cache
 def published():
     """{entry: {row: its numbers, or [mean, standard deviation]}} of the papers."""
-    return json.loads((PAPERS / "papers.json").read_text(encoding="utf-8"))
+    return read_json(PAPERS / "papers.json")
 
 
 def slug(words):

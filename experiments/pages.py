@@ -16,7 +16,7 @@ import re
 import sys
 
 from common import ROOT
-from common.exits import fail, in_one_line, nearest
+from common.exits import in_one_line
 from common.files import read_json, write_text
 from experiments import FOLDER, SCALES, entries, find, tables
 
@@ -27,42 +27,37 @@ def fill():
     """Every block of every page, anew."""
     for path in sorted((ROOT / "results").glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        if text.count("\n<!-- table ") > len(BLOCK.findall(text)):
-            fail(f"results/{path.name}: a block has no <!-- /table -->")
-        filled = BLOCK.sub(lambda found, page=path.name: filled_block(found, page), text)
+        filled = BLOCK.sub(filled_block, text)
         if filled != text:
             write_text(path, filled)
             print(f"wrote results/{path.name}")
 
 
-def filled_block(found, page):
-    name = found[2]
+def filled_block(found):
+    begin, name, end = found.groups()
     file = ROOT / "results" / f"{name}.json"
     if name == "not_run":
-        text = f"\n{not_run()}\n\n"
-    elif name in entries():
-        text = "\n" + of_entry(name)
+        text = not_run()
     elif file.exists():
         result = read_json(file)
-        text = f"\n{folded(tables.tables_in(result))}\n\n{where(result['command'], [result])}\n\n"
+        text = f"{folded(tables.tables_in(result))}\n\n{where(result['command'], [result])}"
     else:
-        fail(f"results/{page} has a block for {name!r}, which is neither an entry nor a JSON in "
-             f"results/: remove the block, or {nearest(name, entries())}")
-    return found[1] + text + found[3]
+        text = of_entry(name)
+    return f"{begin}\n{text}\n\n{end}"
 
 
 def of_entry(name):
     """The tables of an entry at all of its scales."""
-    parts, found = [], [find(name, scale) for scale in SCALES if scale in entries()[name]]
-    for table in found:
+    parts = []
+    scales = [scale for scale in SCALES if scale in entries().get(name, SCALES)]
+    for table in [find(name, scale) for scale in scales]:
         runs = tables.runs_of(table)
         if runs:
-            texts = tables.tables_of(table, runs)
-            said = where(command_of(table), runs, f"[runs](runs/{table.runs.name})",
-                         table.part.get("note"))
-            head = "At the paper's size:\n\n" if table.scale == "paper" else ""
-            parts.append(f"{head}{folded(texts)}\n\n{said}\n\n")
-    return "".join(parts) or f"Not run yet: `{command_of(found[0])}`\n\n"
+            parts += ["At the paper's size:"] if table.scale == "paper" else []
+            parts.append(folded(tables.tables_of(table, runs)))
+            parts.append(where(command_of(table), runs, f"[runs](runs/{table.runs.name})",
+                               table.part.get("note")))
+    return "\n\n".join(parts) or f"Not run yet: `{command_of(find(name, scales[0]))}`"
 
 
 def command_of(table):
@@ -77,11 +72,10 @@ def folded(texts):
     for n, (caption, text) in enumerate(texts):
         if n and text:
             summary, _, more = caption.partition(":")
-            parts += [f"<details><summary>{summary}</summary>", *filter(None, [more.strip()]),
-                      text, "</details>"]
+            parts += [f"<details><summary>{summary}</summary>", more.strip(), text, "</details>"]
         else:
-            parts += [part for part in (caption, text) if part]
-    return "\n\n".join(parts)
+            parts += [caption, text]
+    return "\n\n".join(filter(None, parts))
 
 
 def where(command, results, *said):

@@ -6,11 +6,11 @@ strings go to the GPT of model_postnorm.py.
     python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
 
 An entry of a random search has metric (tvd, auc, accuracy or precision), schemes (where the norms
-sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them peak (the highest
-learning rate that a trial draws), ema (True: the moving average of the weights, too), theorem (the
-hard-coded models, too). A scale has trials, steps and panels: a panel is a task (data and its
-fields) with the batch size, the greatest length to measure, and `at`, the lengths [from, to] over
-which a trial's number is the mean. The ranges of the hyper-parameters are ours.
+sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them ema (True: the moving
+average of the weights, too) and theorem (the hard-coded models, too). A scale has trials, steps and
+panels: a panel is a task (data and its fields) with the batch size, the greatest length to measure,
+and `at`, the lengths [from, to] over which a trial's number is the mean. The ranges of the
+hyper-parameters are ours.
 """
 import argparse
 import sys
@@ -30,13 +30,12 @@ from torch.nn.utils import parameters_to_vector
 import model_postnorm
 from common.device import environment, setup
 from common.exits import fail, in_one_line, nearest
-from common.files import write_json
+from common.files import read_json, write_json
 from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd
 from eval import auc
 from experiments import find
-from experiments.tables import read_run
 from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
@@ -54,7 +53,7 @@ def make_task(panel, **changes):
 def small_model(task, scheme):
     """The paper's model for a task, with norms as the scheme has them."""
     if task.data == "set_complement":
-        return MinimalTransformer(task.n, task.n - 1, 1, task.n - 1, scheme)
+        return MinimalTransformer(task.n, task.n - 1, norm=scheme)
     if task.data == "max_retrieval":
         return MaxRetrieval(scheme, task.classes)
     return model_postnorm.GPT(model_postnorm.GPTConfig(
@@ -68,7 +67,8 @@ def draw_trial(rng, peak=1e-2):
 
     beta1 = beta2 = 1.0
     while beta1 >= beta2**0.5:
-        beta1, beta2 = 1 - log_uniform(0.02, 0.2), 1 - log_uniform(1e-4, 1e-1)
+        beta1 = 1 - log_uniform(0.02, 0.2)
+        beta2 = 1 - log_uniform(1e-4, 1e-1)
     return dict(
         beta1=beta1, beta2=beta2, weight_decay=log_uniform(1e-4, 1), grad_clip=log_uniform(0.1, 10),
         learning_rate=log_uniform(1e-4, peak), warmup=log_uniform(1e-3, 1e-1),
@@ -111,7 +111,9 @@ def fit(models, trials, batch, steps, device="cpu"):
     h = SimpleNamespace(**{name: torch.tensor([[trial[name]] for trial in trials], device=device)
                            for name in trials[0]})                      # (K, 1)
     warmup = (h.warmup * steps).round().clamp(min=1)
-    m, v, ema = torch.zeros_like(theta), torch.zeros_like(theta), start.clone()
+    m = torch.zeros_like(theta)
+    v = torch.zeros_like(theta)
+    ema = start.clone()
     for step in range(1, steps + 1):
         x, y = (torch.from_numpy(a).to(device) for a in batch(step))
         out = logits(theta, x)                                          # (K, ..., classes)
@@ -128,21 +130,15 @@ def fit(models, trials, batch, steps, device="cpu"):
             update = m / (1 - h.beta1**step) / ((v / (1 - h.beta2**step)).sqrt() + 1e-8)
             theta -= lr * (update + h.weight_decay * matrix * theta)
             ema.lerp_(theta, (h.rho + step)**-h.kappa)
-        if step % max(1, steps // 50) == 0 or step == steps:
-            loss = losses.nanmedian().item()
-            print(f"iter {step}/{steps} | median loss {loss:.4f}", flush=True)
+        if step % max(1, steps // 50) == 0:
+            print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f}", flush=True)
     theta = theta.detach()
     bema = ema + (h.rho + steps)**-h.eta * (theta - start)
     return logits, dict(raw=theta, ema=ema, bema=bema)
 
 
-def pieces(task, split, sequences, T, K, rng, device):
-    """New sequences of a split, drawn at once and given in pieces that K models can take."""
-    sequences = max(16, min(sequences, 2**19 // T))
-    x, y = (torch.from_numpy(a).to(device) for a in task.batch(split, sequences, rng))
-    size = max(1, 2**13 // (K * T))
-    return zip(x.split(size), y.split(size))
-
+# -----------------------------------------------------------------------------
+# how good they are, by length
 
 @torch.no_grad()
 def measure(task, logits, weights, sequences, rng, splits=("iid",), device="cpu"):
@@ -152,29 +148,32 @@ def measure(task, logits, weights, sequences, rng, splits=("iid",), device="cpu"
     """
     lengths, found = [], defaultdict(list)
     for split in splits:
-        of_sets = split.isdigit()
-        T = int(split) if of_sets else task.block_size
+        T = int(split) if split.isdigit() else task.block_size
         width = 1 if T < 64 else max(2, T // 64 * 2)
-        edges = [T - 1, T] if of_sets else [*range(0, T, width), T]
-        lengths += [[a + 1, b] for a, b in zip(edges, edges[1:])]
+        edges = [*range(0, T, width), T]
+        spans = [[a + 1, b] for a, b in zip(edges, edges[1:])]
+        if split.isdigit():  # of a set one answer
+            spans, edges = [[T, T]], [0, 1]
+        lengths += spans
+        # drawn at once, and given in pieces that K models can take
+        x, y = task.batch(split, max(16, min(sequences, 2**19 // T)), rng)
+        size = max(1, 2**13 // (len(weights) * T))
         parts = defaultdict(list)
-        for x, y in pieces(task, split, sequences, T, len(weights), rng, device):
-            z = logits(weights, x)
-            for name, part in judged(task, z, x, y, of_sets).items():
+        for piece in zip(*(torch.from_numpy(a).to(device).split(size) for a in (x, y))):
+            for name, part in judged(task, logits(weights, piece[0]), *piece).items():
                 parts[name].append(part)
         every = {name: torch.cat(part, -2) for name, part in parts.items()}
         if "good" in every:
             good, scores = (every.pop(name).cpu().numpy() for name in ("good", "score"))
             found["auc"].append(binned(np.stack([auc(score, good) for score in scores]), edges))
         for name, y in every.items():
-            curve = y.mean(1).cpu().numpy()
-            found[name].append(curve if of_sets else binned(curve, edges))
+            found[name].append(binned(y.mean(1).cpu().numpy(), edges))
     return lengths, {name: np.concatenate(y, 1) for name, y in found.items()}
 
 
-def judged(task, z, x, y, of_sets):
+def judged(task, z, x, y):
     """K models' logits z -> {name: (K, B, T)} of one piece, of sets (K, B, 1)."""
-    if of_sets:                                                         # z (K, B, classes)
+    if task.data == "max_retrieval":                                    # z (K, B, classes)
         right = (z.argmax(-1) == y).float()
         return dict(accuracy=torch.where(z.isnan().any(-1), torch.nan, right)[..., None])
     target = task.target(x)                                             # z (K, B, T, vocab)
@@ -207,13 +206,15 @@ def note(trials, weights, split, lengths, measured, at):
 
 
 def search(entry, part, panel, scheme, device="cpu"):
-    """All trials of one scheme on one panel's task -> a dict for the JSON."""
+    """All trials of one scheme on one panel's task -> lengths, and a dict for the JSON."""
     torch.set_float32_matmul_precision("highest")  # no TF32
-    begin, drawn, models = time.time(), [], []
-    task, far = make_task(panel), make_task(panel, block_size=panel["longest"])
+    begin = time.time()
+    task = make_task(panel)
+    far = make_task(panel, block_size=panel["longest"])
+    drawn, models = [], []
+    peak = 3e-2 if task.data == "set_complement" else 1e-2
     for i in range(part["trials"]):
-        rng = np.random.default_rng([SEED, i])
-        drawn.append(draw_trial(rng, entry.get("peak", 1e-2)))
+        drawn.append(draw_trial(np.random.default_rng([SEED, i]), peak))
         torch.manual_seed((SEED << 20) + i)
         models.append(small_model(task, scheme))
 
@@ -236,7 +237,7 @@ def search(entry, part, panel, scheme, device="cpu"):
             for split, tests in splits.items():  # the best trial is chosen on the first alone
                 rng = np.random.default_rng([SEED, 1 << 40, split == "test"])
                 bins, measured = measure(far, logits, weights, SEQUENCES, rng, tests, device)
-                shown = measured.keys() & entry.get("metrics", (entry["metric"], "tvd"))
+                shown = measured.keys() & {"tvd", "auc", entry["metric"]}
                 note(trials, name, split, bins, {m: measured[m] for m in shown}, panel["at"])
     return bins, dict(seconds=seconds, trials=trials, environment=environment())
 
@@ -279,17 +280,16 @@ def main(argv=None):
     add("--panel", required=True, help="one of the entry's, or theorem")
     add("--scale", default="cpu", help="cpu or paper (default: cpu)")
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
-    add("--out", required=True, help="a JSON; schemes that it has are left")
+    add("--out", required=True, type=Path, help="a JSON; schemes that it has are left")
     args = parser.parse_args(argv)
     _, _, entry, part = find(args.entry, args.scale)
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem":
-        return write_json(out, theorem())
-    if args.panel not in part.get("panels", {}):
+        return args.out.exists() or write_json(args.out, theorem())
+    if args.panel not in part["panels"]:
         fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
     panel = part["panels"][args.panel]
-    result = read_run(out) or dict(
+    result = read_json(args.out) if args.out.exists() else dict(
         command=f"python reproduce.py {args.entry} --scale {args.scale}", schemes={},
         environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
         name=args.panel)
@@ -299,7 +299,7 @@ def main(argv=None):
             print(f"{args.panel}: {scheme}", flush=True)
             searched = search(entry, part, panel, scheme, str(device))
             result["lengths"], result["schemes"][scheme] = searched
-            write_json(out, result)
+            write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,22 @@ a cell.
     tables_of(table, runs)  [(caption, Markdown), ...] of them
     tables_in(result)       the same of one JSON that eval.py or kernels/bench.py wrote
 
+    python -m experiments.tables out/cable-stdlib-nano/eval.json     prints it
+
 ± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest
 and the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or
 in [square] brackets the 95 % interval of its test sequences.
 """
-import json
 import math
 import statistics
 import sys
+from itertools import product
+from pathlib import Path
 
 from common import ROOT
-from common.exits import fail, nearest
-from experiments import published, slug
+from common.exits import in_one_line
+from common.files import read_json
+from experiments import Table, published, slug
 
 
 def tables_of(table, runs):
@@ -39,27 +43,18 @@ def tables_of(table, runs):
 
 def tables_in(result):
     if "runs" in result:
-        return text_tables([result | run for run in result["runs"]], {}, ())
-    by_model = {k: result[k] for k in ("train", "decode", "generate") if k in result}
-    texts = [("", speed_table(by_model))] if by_model else []
-    return texts + [("", attention_table(result[k])) for k in ("attention", "gpu") if k in result]
+        return tables_of(Table("", "", {}, {}), [result | run for run in result["runs"]])
+    if "attention" in result:
+        return [("", attention_table(result["attention"]))]
+    return [("", speed_table([result[k] for k in ("train", "decode", "generate") if k in result]))]
+
+
+def show(texts):
+    print("\n\n".join(part for pair in texts for part in pair if part))
 
 
 # -----------------------------------------------------------------------------
 # reading: a table is what its folder holds
-
-def read_run(path):
-    """A run's JSON; None where there is none, or a damaged one, which is said."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if "schemes" in result or "models" in result or result["runs"][0]["label"]:
-            return result
-    except FileNotFoundError:
-        return None
-    except (ValueError, LookupError, TypeError):  # cut off, or another JSON
-        pass
-    print(f"warning: {path} is damaged; the command of its table makes it anew", file=sys.stderr)
-
 
 def runs_of(table, added=()):
     """
@@ -68,47 +63,33 @@ def runs_of(table, added=()):
     """
     if "panels" in table.part:
         return panels_of(table)
-    rows, tasks = [*table.part["rows"], *added], [*table.part.get("tasks", [None])]
-    paths, runs = sorted(table.runs.rglob("*.json")), []
-    if added:
-        paths += sorted((ROOT / table.added / "runs").rglob("*.json"))
-    for result in filter(None, map(read_run, paths)):
-        run = result | result["runs"][0]
-        if run["label"] in rows and run.get("task") in tasks:
-            runs.append(run)
-    runs.sort(key=lambda run: (rows.index(run["label"]), tasks.index(run.get("task")),
-                               run["seed"]))
-    return of_one_text(runs, added, table)
-
-
-def of_one_text(runs, added, table):
-    """All of one text, and those of no text; of several texts the added rows' counts, or none."""
-    texts = texts_of(runs)
-    mine = texts_of([run for run in runs if run["label"] in added])
-    if len(texts) < 2:
-        return runs
-    if len(mine) != 1:
-        folder = table.added if added else table.runs.relative_to(ROOT)
-        fail(f"{folder} has runs of several texts, sha256 {', '.join(texts)}: move away all but "
-             "one's")
-    print(f"the other rows are of another text than {' and '.join(added)}, and left out there")
-    return [run for run in runs if run["data"].get("sha256") in (None, *mine)]
-
-
-def texts_of(runs):
-    """The sha256 of each text, in the order they come."""
-    return list(dict.fromkeys(run["data"]["sha256"] for run in runs if "sha256" in run["data"]))
+    runs = []
+    for label, task in product([*table.part["rows"], *added], table.part.get("tasks", [""])):
+        folder = ROOT / table.added / "runs" if label in added else table.runs
+        for path in sorted(folder.rglob(str(Path(task, f"{slug(label)}-????.json")))):
+            result = read_json(path)
+            runs.append(result | result["runs"][0])
+    texts = [run["data"].get("sha256") for run in runs]
+    mine = [None, *filter(None, texts)][-1]  # added rows come last
+    other = {run["label"]: text for run, text in zip(runs, texts) if text not in (None, mine)}
+    if other:
+        print(f"left out, as they are of another text: {', '.join(other)}")
+    return [run for run, text in zip(runs, texts) if text in (None, mine)]
 
 
 def panels_of(table):
     """A random search's panels, with the entry's schemes, and last its hard-coded models."""
-    shown, theorem = [], read_run(table.runs / "theorem.json")
-    for words in table.part["panels"]:
-        panel = read_run(table.runs / f"{slug(words)}.json") or dict(schemes={})
-        there = [scheme for scheme in table.entry["schemes"] if scheme in panel["schemes"]]
+    shown = []
+    for name in [*table.part["panels"], "theorem"]:
+        path = table.runs / f"{slug(name)}.json"
+        panel = read_json(path) if path.exists() else {}
+        schemes = panel.get("schemes", {})
+        there = {scheme: schemes[scheme] for scheme in table.entry["schemes"] if scheme in schemes}
         if there:
-            shown.append(panel | dict(schemes={s: panel["schemes"][s] for s in there}))
-    return shown + ([theorem] if shown and theorem else [])
+            panel["schemes"] = there
+        if there or shown and "models" in panel:
+            shown.append(panel)
+    return shown
 
 
 # -----------------------------------------------------------------------------
@@ -128,14 +109,14 @@ def grouped(runs):
     return groups
 
 
-def by_row(runs, columns, key=None, more=()):
-    """A row for each label, sorted by key, if there is one, then more rows."""
+def by_row(runs, columns, key=None):
+    """A row for each label, sorted by key, if there is one."""
     rows = []
     for label, same in grouped(runs).items():
         cells = [cell(same, *words) for _, cell, *words in columns]
         rows.append([label, len(same), *cells])
     rows = sorted(rows, key=key) if key else rows
-    return markdown(["model", "seeds", *(column[0] for column in columns)], [*rows, *more])
+    return markdown(["model", "seeds", *(column[0] for column in columns)], rows)
 
 
 def number(runs, form, read, *words):
@@ -174,13 +155,9 @@ def percent(rates):
 
 def of_paper(runs, numbers, n, form=".2f"):
     """The paper's n-th number of a row, or mean and standard deviation."""
-    theirs = numbers.get(runs[0]["label"], ())
-    return in_paper(theirs[n], form) if n < len(theirs) else "-"
-
-
-def in_paper(number, form=".2f"):
-    both = number if isinstance(number, list) else [number]
-    return "-" if number is None else " ± ".join(format(y, form) for y in both)
+    theirs = numbers.get(runs[0]["label"], ())[n:n + 1]
+    both = theirs[0] if theirs and isinstance(theirs[0], list) else theirs
+    return " ± ".join(format(y, form) for y in both if y is not None) or "-"
 
 
 # -----------------------------------------------------------------------------
@@ -199,167 +176,172 @@ def over(run, measure, last, first):
     return None if None in (near, far) else far / near
 
 
-def by_length(measure, lengths, form=".3f"):
-    return [(f"{n:,}", number, form, at, measure, n) for n in lengths]
+def by_length(measure, lengths, bases=()):
+    """Its columns, and the quotients of that of the longest windows and those of these lengths."""
+    *shorter, last = lengths
+    columns = [(f"{n:,}", number, ".3f", at, measure, n) for n in lengths]
+    return columns + [(f"{last:,} / {n:,}", mean_of, ".3f", over, measure, last, n)
+                      for n in bases if n in shorter]
 
 
 def text_tables(runs, numbers, published_at):
     """
     Perplexity by window length, the paper's beside it where its model was read at the same length
-    after the same training; bits per byte of words; strided; and of what comes a second time.
+    after the same training; strided; of what comes a second time; and over other documents.
     """
-    lengths, T = sorted({n for run in runs for n in run["lengths"]}), runs[0]["block_size"]
-    columns = by_length("perplexity", lengths) + quotients("perplexity", lengths, [T])
-    for k, n in enumerate(published_at):
-        columns.append((f"paper, {n:,}", of_paper, numbers, k))
-    ratios = {label: [ys[5] / ys[1]] for label, ys in numbers.items() if len(ys) > 5}
-    if ratios:  # CABLE's Table 1
-        columns.append(("paper: 15,360 / 1,024", of_paper, ratios, 0, ".3f"))
+    lengths = sorted({n for run in runs for n in run["lengths"]})
+    T = runs[0]["block_size"]
+    columns = by_length("perplexity", lengths, [T])
+    columns += [(f"paper, {n:,}", of_paper, numbers, k) for k, n in enumerate(published_at)]
     texts = [("", by_row(runs, columns))]
-    if "bits_per_byte" in runs[0]:  # of words: perplexities of other tokens differ
-        texts.append(("Bits per byte:", by_row(runs, by_length("bits_per_byte", lengths, ".4f"))))
-    for measure, table in dict(strided=strided_table, again=again_table).items():
-        have = [run for run in runs if measure in run]
+    for name, table in dict(strided=strided_table, again=again_table,
+                            documents=documents_table).items():
+        have = [run for run in runs if name in run]
         if have:
             texts.append(table(have, lengths))
     return texts
 
 
-def quotients(measure, lengths, bases):
-    """The perplexity in the longest windows over that in windows of each of these lengths."""
-    *shorter, last = lengths
-    return [(f"{last:,} / {n:,}", mean_of, ".3f", over, measure, last, n)
-            for n in bases if n in shorter]
-
-
 def strided_table(runs, lengths):
     """Does it use what it sees?"""
-    T, last = runs[0]["block_size"], lengths[-1]
-    gains = quotients("strided", lengths, [T, 2 * T])
+    T = runs[0]["block_size"]
+    columns = by_length("strided", lengths, [T, 2 * T])
 
-    def gain(cells):
-        cell = cells[-len(gains)]  # these come last
+    def quotient(cells):
+        cell = cells[2 + len(lengths)]
         return math.inf if cell in ("-", "nan") else float(cell)
-    text = ("Strided: windows that overlap by half, of which only the second half is scored, "
-            f"{runs[0]['strided_tokens']:,} tokens, the same at every length: each has at least "
-            "half a window to look back on.")
-    if len(gains) > 1:
-        text += (f" From windows of {2 * T:,} on that is all the {T:,} tokens of a training "
-                 f"window, or more. The rows are sorted by {last:,} / {T:,}.")
-    columns = by_length("strided", lengths) + gains
-    return text, by_row(runs, columns, key=gain if gains else None)
+    key = quotient if len(columns) > len(lengths) else None
+    return ("Strided: windows that overlap by half, of which only the second half is scored, "
+            f"{runs[0]['strided_tokens']:,} tokens: each has at least half a window to look back "
+            "on. The rows are sorted by the first quotient."), by_row(runs, columns, key)
 
 
 def again_table(runs, _):
     """Does it copy?"""
-    gaps = dict.fromkeys(gap for run in runs for gap in run["again"])
-    columns = [(f"after {int(gap):,}", gain_after, gap) for gap in gaps]
-    size = runs[0]["block_size"] // 4
-    return (f"A passage again: {size} tokens come a second time, after so many others. By how many "
-            "nats a token they are cheaper; of one seed with a 95 % interval over 64 passages."
-            ), by_row(runs, columns)
+    columns = [(f"after {int(gap):,}", gain_after, gap) for gap in runs[0]["again"]]
+    return (f"A passage again: {runs[0]['block_size'] // 4} tokens come a second time, after so "
+            "many others. By how many nats a token they are cheaper; of one seed with a 95 % "
+            "interval over 64 passages."), by_row(runs, columns)
 
 
 def gain_after(runs, gap):
     gains = [run["again"][gap] for run in runs if gap in run["again"]]
     if len(gains) == 1:
-        return "{:.3f} [{:.3f}, {:.3f}]".format(*gains[0])
+        return WITH_INTERVAL.format(*gains[0])
     return spread([gain for gain, _, _ in gains], ".3f")
+
+
+WITH_INTERVAL = "{:.3f} [{:.3f}, {:.3f}]"
+
+
+def documents_table(runs, lengths):
+    """What would differ with other documents? Of a single one nobody knows."""
+    (first, same), *_ = grouped(runs).items()
+    T, last = same[0]["block_size"], lengths[-1]
+    columns = []
+    for measure, by in same[0]["documents"].items():
+        if len(by["tokens"]) < 2:
+            return "", ""
+        for n in (T, last):
+            columns.append((f"{measure}, {n:,}, over {first}'s", ratio, measure, n, n, same))
+        if measure == "strided":
+            columns.append((f"strided, {last:,} / {2 * T:,}", ratio, "strided", last, 2 * T))
+    return ("Over other documents: ratios of perplexities, with 95 % intervals by a bootstrap over "
+            "the documents, which say nothing of other seeds."), by_row(runs, columns)
+
+
+def ratio(runs, measure, n, m, others=None):
+    """Perplexity in windows of n over the same runs', or others', in windows of m."""
+    import numpy as np
+
+    from encoders.scoring import resampled  # and torch, which most tables do without
+    far, near = ([run["documents"][measure] for run in rows] for rows in (runs, others or runs))
+    losses = [[by.get(str(length)) for by in rows] for rows, length in ((far, n), (near, m))]
+    if None in losses[0] + losses[1] or far[0]["tokens"] != near[0]["tokens"]:  # other tokens
+        return "-"
+    apart = np.subtract(*(np.mean(seeds, 0) for seeds in losses))
+    tokens = np.array(far[0]["tokens"])
+    some = tokens > 0  # strided, the first may have none
+    return WITH_INTERVAL.format(*np.exp([apart.sum() / tokens.sum(),
+                                         *resampled(apart[some], tokens[some])]))
 
 
 def papers_table(papers, runs):
     """Perplexities at the training length and the longest, beside those of several papers."""
     T, *_, last = sorted({n for run in runs for n in run["lengths"]})
-    columns, rows = by_length("perplexity", (T, last)) + by_length("strided", (last,)), []
-    for label, same in grouped(runs).items():
-        theirs = [elsewhere.get(label) or of_paper(same, published()[entry], n)
-                  for entry, n, elsewhere in papers.values()]
-        if set(theirs) != {"-"}:
-            ours = [cell(same, *words) for _, cell, *words in columns]
-            rows.append([label, *ours, *theirs])
+    columns = by_length("perplexity", (T, last))
+    known = set()
+    for heading, (entry, n) in papers.items():
+        columns.append((heading, of_paper, published()[entry], n))
+        known |= published()[entry].keys()
+    runs = [run for run in runs if run["label"] in known]
     return ("Our rows beside the papers' numbers: other models, trained on other texts.",
-            markdown(["row", f"{T:,}", f"{last:,}", f"{last:,}, strided", *papers], rows))
+            by_row(runs, columns))
 
 
 def losses_table(runs):
-    """The loss by step: a quarter, half, and all of the training, and at its end the validation."""
-    last, columns = runs[0]["iter"], []
-    for share in (0.25, 0.5, 1):
-        columns.append((f"training, up to step {int(share * last):,}", number, ".3f", mean_loss,
-                        (share - 0.1) * last, share * last))
-    columns.append(("validation", number, ".3f", lambda run: run["val_loss"][-1][1]))
-    return "", by_row(runs, columns)
+    """The loss of training, the mean of its last tenth, and of the validation at the end."""
+    return "", by_row(runs, [("training, its last tenth", number, ".3f", last_losses),
+                             ("validation", number, ".3f", lambda run: run["val_loss"][-1][1])])
 
 
-def mean_loss(run, after, until):
-    part = [y for it, y in run["loss"] if after < it <= until]
-    return statistics.mean(part) if part else None
+def last_losses(run):
+    return statistics.mean(y for it, y in run["loss"] if it > 0.9 * run["iter"])
 
 
 # -----------------------------------------------------------------------------
 # search: nDCG by the length of documents
 
 def retrieval_tables(runs, numbers):
-    """nDCG@10 in % by the length that documents are cut to, and by how much rows differ."""
-    T, bm25 = runs[0]["block_size"], runs[0]["search"]["bm25"]
-    heads = {str(n): f"{n:,} ({n // T}x)" for n in runs[0]["lengths"]}
-    others = [["BM25", "-", *(percent([bm25[n]["ndcg@10"]]) for n in heads)]]
-    for label, same in grouped(runs).items():
-        if label in numbers:
-            theirs = [of_paper(same, numbers, n) for n in range(len(heads))]
-            others.append([f"{label}, in the paper (MLDR, 512 tokens)", "-", *theirs])
-    texts = []
-    for reading, words, more in (("whole", ", documents read as a whole:", others),
-                                 ("windows", f" by a document's best window of {T} tokens:", ())):
-        columns = [(head, found, reading, n) for n, head in heads.items()]
-        texts.append((f"nDCG@10{words}", by_row(runs, columns, more=more)))
-    return [*texts, *paired_table(runs, heads)]
+    """nDCG@10 in % by the length that documents are cut to; what rows differ by; the paper's."""
+    T, lengths = runs[0]["block_size"], runs[0]["lengths"]
+    heads = [f"{n:,} ({n // T}x)" for n in lengths]
+
+    def table(runs, cell, *words):
+        return by_row(runs, [(head, cell, str(n), *words) for head, n in zip(heads, lengths)])
+    bm25 = dict(label="BM25", search=dict(whole=runs[0]["search"]["bm25"]))
+    (first, same), *_ = grouped(runs).items()
+    texts = [("nDCG@10, documents read as a whole:", table([*runs, bm25], found, "whole")),
+             (f"nDCG@10 by a document's best window of {T} tokens:", table(runs, found, "windows")),
+             (f"nDCG@10 of documents read as a whole, minus {first}'s over the same queries, means "
+              "of each row's seeds, with 95 % intervals over documents (other seeds would add to "
+              "them):", table(runs[len(same):], apart, same))]
+    if numbers:
+        theirs = [[label, *ys] for label, ys in numbers.items()]
+        texts.append(("nDCG@10 in the paper (MLDR, 512 tokens):",
+                      markdown(["model", *heads], theirs)))
+    return texts
 
 
-def found(runs, reading, n):
+def found(runs, n, reading):
     searches = [run["search"][reading] for run in runs]
     return percent([by[n]["ndcg@10"] for by in searches if n in by])
 
 
-def paired_table(runs, heads):
-    """By how much the rows differ from the first over the same queries, documents read whole."""
+def apart(runs, n, others):
+    """By how much rows differ from others, in points, with its interval."""
     import numpy as np
 
-    from encoders.scoring import bootstrap, ndcg  # and torch, which all other tables do without
-    means, rows = {}, []
-    for label, same in grouped(runs).items():
-        places = [run["places"] for run in same if heads.keys() <= run["places"].keys()]
-        if places:
-            means[label] = {n: np.mean([ndcg(np.array(p[n])) for p in places], 0) for n in heads}
-    first, *labels = means or [""]
-    for label in labels:
-        cells = []
-        for n in heads:
-            apart = 100 * (means[label][n] - means[first][n])
-            low, high = bootstrap(apart, np.array(runs[0]["answers"]))
-            interval = f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
-            cells.append(f"{apart.mean():.1f}{interval}")
-        rows.append([f"{label} - {first}", *cells])
-    if rows:
-        yield (f"nDCG@10 of documents read as a whole, minus {first}'s over the same queries, "
-               "means of each row's seeds, with 95 % intervals over documents (other seeds would "
-               "add to them):", markdown(["difference", *heads.values()], rows))
+    from encoders.scoring import bootstrap, ndcg  # and torch, which most tables do without
+    places = [[run["places"].get(n) for run in rows] for rows in (runs, others)]
+    if None in places[0] + places[1]:
+        return "-"
+    points = 100 * np.subtract(*(ndcg(np.array(seeds)).mean(0) for seeds in places))
+    low, high = bootstrap(points, np.array(runs[0]["answers"]))
+    return f"{points.mean():.1f} [{low:.1f}, {high:.1f}]"
 
 
 # -----------------------------------------------------------------------------
 # tasks: rates, and the matrix
 
 def task_table(columns, runs, numbers):
-    """Rates in %, beside the paper's."""
+    """Rates in %, beside the paper's; without columns all that there is."""
     first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
-    have = [f"{split} {metric}" for split, by in runs[0]["scores"][first].items() for metric in by]
     if not columns:
-        fail(f"a task's entry needs columns, of {', '.join(have)}")
+        columns = [(f"{split} {metric}", split, metric)
+                   for split, by in runs[0]["scores"][first].items() for metric in by]
     heads = []
     for n, (name, *asked) in enumerate(columns):
-        words = " ".join(asked)
-        if words not in have:
-            fail(f"column {name!r}: there is no {words}: {nearest(words, have)}")
         heads.append((name, rate, first, *asked))
         if numbers:
             heads.append(("paper", of_paper, numbers, n, "g"))
@@ -413,8 +395,8 @@ CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 def search_tables(metric, panels):
     """
     A table for each panel: median and best of every scheme, of the last weights and of their
-    averages, and in how many of their shared trials it is better than the first, and than the
-    control, if there is one; of a search with EMA, also how often an average is better.
+    averages; in how many trials an average is better than the last weights, and a scheme than the
+    first, and than the control, if there is one.
     """
     schemes, texts = list(panels[0]["schemes"]), []
     references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
@@ -425,10 +407,10 @@ def search_tables(metric, panels):
             continue
         text = panel_table(metric, panel["schemes"], references)
         texts.append((f"{name}, {panel['name']}, at {lengths_of(panel)}:", text))
-    said = (f"Better than {' and '.join(references)}: in so many of the shared trials (the same "
-            "hyper-parameters and initial weights; raw weights; without ties and without trials of "
-            "which one has diverged); p by a two-sided sign test, not corrected for the number of "
-            "tests here.")
+    said = ("Better: in so many of the shared trials (the same hyper-parameters and initial "
+            "weights; raw weights, but for BEMA and EMA; without ties and without trials of which "
+            "one has diverged); p by a two-sided sign test, not corrected for the number of tests "
+            "here.")
     return [*texts, (said, "")]
 
 
@@ -439,27 +421,20 @@ def lengths_of(panel):
 
 def panel_table(metric, schemes, references):
     trials, rows = {scheme: found["trials"] for scheme, found in schemes.items()}, []
-    first = best_trial(trials[references[0]], metric, "raw")
     for scheme, mine in trials.items():
-        row = dict(scheme=scheme, trials=len(mine))
-        row["diverged"] = sum(not trial["finite"] for trial in mine)
-        tests = {weights: tests_of(mine, metric, weights) for weights in mine[0][metric]}
-        for weights, ys in tests.items():  # raw, the last weights, comes first
+        row, raw = dict(scheme=scheme, trials=len(mine)), tests_of(mine, metric, "raw")
+        row["diverged"] = raw.count(None)
+        for weights in mine[0][metric]:  # raw, the last weights, comes first
+            ys, best = tests_of(mine, metric, weights), best_trial(mine, metric, weights)
             of = "" if weights == "raw" else f", {weights.upper()}"
-            finite, best = [y for y in ys if y is not None], best_trial(mine, metric, weights)
+            finite = [y for y in ys if y is not None]
             row[f"median{of}"] = f"{statistics.median(finite):.4f}" if finite else "-"
             row[f"best{of}"] = f"{best['test']:.4f}" if best else "-"
+            if of:
+                row[f"{weights.upper()} better"] = wins_of(metric, ys, raw)
         for other in references:
-            theirs = tests_of(trials[other], metric, "raw")
-            wins = wins_of(metric, tests["raw"], theirs)
+            wins = wins_of(metric, raw, tests_of(trials[other], metric, "raw"))
             row[f"better than {other}"] = "-" if other == scheme else wins
-        for weights in ("ema", "bema") if "ema" in tests else ():
-            wins = wins_of(metric, tests[weights], tests["raw"])
-            row[f"{weights.upper()} better than without"] = wins
-        if metric == "tvd":  # a distance: how many times smaller?
-            best = best_trial(mine, metric, "raw")
-            times = f"{best['test'] / first['test']:.2f}" if best and first else "-"
-            row[f"best / {references[0]}'s best"] = times
         rows.append(row)
     return markdown(rows[0], [row.values() for row in rows])
 
@@ -475,6 +450,12 @@ def best_trial(trials, metric, weights):
     return best(scores, key=lambda score: score["validation"], default=None)
 
 
+def wins_of(metric, ours, theirs):
+    """In how many trials ours is better; less is, of a distance."""
+    return "{} of {}, p = {:.2g}".format(
+        *sign_test(zip(ours, theirs) if metric == "tvd" else zip(theirs, ours)))
+
+
 def sign_test(pairs):
     """
     (ours, theirs) of trials that two schemes share, where less is better -> how often ours is less,
@@ -487,15 +468,9 @@ def sign_test(pairs):
     return wins, n, min(1.0, 2 * tail / 2**n)
 
 
-def wins_of(metric, ours, theirs):
-    pairs = zip(ours, theirs) if metric == "tvd" else zip(theirs, ours)  # where less is better
-    wins, n, p = sign_test(pairs)
-    return f"{wins} of {n}, p = {p:.2g}"
-
-
 def theorem_table(theorem):
     n = theorem["n"]
-    lengths, rows = [length for length in (2, 8, 32, n - 1) if length < n], []
+    lengths, rows = (2, 8, 32, n - 1), []
     for norm, m in theorem["models"].items():
         cells = [f"{m['precision'][T - 2]:.2f} ({m['tvd'][T - 2]:.3f})" for T in lengths]
         far = max(abs(a - b) for a, b in zip(m["formula"], m["precision"]))
@@ -513,35 +488,35 @@ HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded to
 
 
 def speed_table(measured):
-    """{what was measured: {model: {what: number}}} -> a row for each model."""
+    """[{model: {what: number}}] -> a row for each model."""
     rows = {}
-    for by_model in measured.values():
+    for by_model in measured:
         for model, numbers in by_model.items():
             row = rows.setdefault(model, dict(model=model))
             for name, y in numbers.items():
-                row[HEADS.get(name, name)] = f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
-    heads, *_ = rows.values()  # of nope, which everything is measured of
-    return markdown(heads, [[row.get(head, "-") for head in heads] for row in rows.values()])
+                row[HEADS[name]] = f"{y:,}" if isinstance(y, int) else f"{y:.2f}"
+    heads, *_ = rows.values()
+    return markdown(heads, [row.values() for row in rows.values()])
 
 
 def attention_table(by_length):
-    """Time beside the first row's (scaled_dot_product_attention), and peak memory."""
-    lines = {name: [name] for rows in by_length.values() for name in rows}
-    reference, *_ = lines
-    heads = [f"times {reference} (GB)"]
+    """Time beside that of scaled_dot_product_attention, and peak memory where it was measured."""
+    heads, lines = ["times sdpa (GB)"], {}
     for T, rows in by_length.items():
         for way, words in dict(forward="forward", both="forward and backward").items():
-            if f"{way}_ms" in rows[reference]:
-                ms = rows[reference][f"{way}_ms"]
-                time = f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}"
-                heads.append(f"{words}, T = {int(T):,} ({reference}: {time} ms)")
-                for name, line in lines.items():
-                    line.append(attention_cell(rows.get(name, {}), way, reference))
+            heads.append(f"{words}, T = {int(T):,} (sdpa: {rows['sdpa'][f'{way}_ms']:,.1f} ms)")
+            for name, row in rows.items():
+                memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
+                cell = f"{row[f'{way}_of_sdpa']:.2f}{memory}"
+                lines.setdefault(name, [name]).append(cell)
     return markdown(heads, lines.values())
 
 
-def attention_cell(row, way, reference):
-    if f"{way}_ms" not in row:
-        return "-"
-    memory = f" ({row[f'{way}_GB']:.2f})" if f"{way}_GB" in row else ""
-    return f"{row[f'{way}_of_{reference}']:.2f}{memory}"
+def main():
+    for path in sys.argv[1:]:
+        show(tables_in(read_json(path)))
+
+
+if __name__ == "__main__":
+    sys.excepthook = in_one_line
+    main()

@@ -41,9 +41,10 @@ def size(C, layers=4, heads=4):
     return f"--n_embd {C} --n_layer {layers} --n_head {heads}"
 
 
-def sizes(models, share=1, slow="", seeds=1):
+def sizes(share=1, slow="", seeds=1):
     """Table 7's C/layers/heads; C is divided by `share` here. So many seeds of the largest."""
     table = {}
+    models = "cope", "learned", "rope"
     for model, C, layers, heads in product(models, (256, 128), (4, 2), (4, 2)):
         flags = f"--model {model} {size(C // share, layers, heads)}"
         largest = (C, layers, heads) == (256, 4, 4)
@@ -67,18 +68,14 @@ def counts(C, slow="", seeds=1):
 
 
 def counting(models, variables):
-    table = {}
-    for v, m in product(variables, models):
-        table[f"{m} {v} var"] = Row(f"--model {m} --vars {v}", 3)
-    return table
+    return {f"{m} {v} var": Row(f"--model {m} --vars {v}", 3)
+            for v, m in product(variables, models)}
 
 
 def programs(*numbers):
     """With so many training programs."""
-    table = {}
-    for model, n in product(("cope", "relative"), numbers):
-        table[f"{model}, {n:,} programs"] = Row(f"--model {model} --vars 1 --n_train {n}", 3)
-    return table
+    return {f"{model}, {n:,} programs": Row(f"--model {model} --vars 1 --n_train {n}", 3)
+            for model, n in product(("cope", "relative"), numbers)}
 
 
 def wikitext(table, *notes, lengths="--tokens 0 --lengths 1024", **more):
@@ -138,10 +135,9 @@ ENTRIES = {
         title="CoPE, Table 7: flip-flop, wrong reads (%), by dimension/layers/heads, and other "
               "ways to use the count",
         columns=IN_AND_OUT, trained_in="cope_flipflop",
-        cpu=FLIPFLOP | dict(note=f"{NOTE}; {FIRST}", rows=sizes(
-            ("cope", "learned", "rope"), share=4, slow=SLOW) | counts(64, SLOW)),
-        paper=PAPER_FLIPFLOP | dict(note=f"{PAPER_NOTE}; {FIRST}", rows=sizes(
-            ("cope", "learned", "rope"), seeds=3) | counts(256, seeds=3))),
+        cpu=FLIPFLOP | dict(note=f"{NOTE}; {FIRST}", rows=sizes(4, SLOW) | counts(64, SLOW)),
+        paper=PAPER_FLIPFLOP | dict(note=f"{PAPER_NOTE}; {FIRST}",
+                                    rows=sizes(seeds=3) | counts(256, seeds=3))),
     "cope_collapse": dict(
         title="CoPE far beyond its training length, by the number of positions P in its table: "
               "flip-flop, exact match (%); no paper has this table",

@@ -5,6 +5,8 @@ One table, small enough for two CPU cores, for CABLE's Tables 1, 3 and 4 and its
 CoPE's Tables 5 and 8 and its Figure 3, and TRA's Table 2 and Figure 4. At the paper's size each of
 these has an entry of its own.
 """
+from itertools import product
+
 from experiments import REPAIRS, Row, repaired, rows
 
 # of three learning rates the one of lm_rates' lowest perplexity, for a method of each family
@@ -20,39 +22,55 @@ METHODS = (
     "cope", "cope_sep", "cope_relative", "cope_alibi", "stick",
     "tra", "tra pre qk-norm")
 POST, PRE = "--norm post --qk_norm", "--norm pre --qk_norm"
+OTHERS = "--norm pre --no-qk_norm"  # the norms of all but TRA
 MORE = {  # model and flags of those rows that are more than --model ROW
     "cope": "cope --P 16", "cope_sep": "cope_sep --P 16", "cope_relative": "cope_relative --P 16",
     "cope_alibi": "cope_alibi --slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's, as in Table 8
     "tra": f"tra {POST}", "tra pre qk-norm": f"tra {PRE}", "peri": "perinorm --norm peri --pe rope",
-    "rope_nope, no window": "rope_nope --window 0"}
+    "tra_kept pre qk-norm": f"tra_kept {PRE}", "tra_qk_scale pre qk-norm": f"tra_qk_scale {PRE}",
+    "tra pre": f"tra {POST} {OTHERS}",  # the last counts
+    "tra, norms of the others": f"tra {POST} {OTHERS}",
+    "alibi post qk-norm": f"alibi {POST}", "rope post qk-norm": f"rope {POST}",
+    "fox post qk-norm": f"fox {POST}", "fox open": "fox --gate_bias 4",
+    "rope, base 1,000": "rope --base 1000", "rope, a quarter turns": "rope --rotary_share 0.25",
+    "rope_nope, no window": "rope_nope --window 0",
+    "cable x4": "cable --max_iters 12000 --eval_interval 2400"}
 THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
                "cope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
 
-TRAIN = "--data stdlib --size nano --norm pre --no-qk_norm"
+TRAIN = f"--data stdlib --size nano {OTHERS}"
 LONG = f"{TRAIN} --max_iters 3000 --eval_interval 600"  # 12 million bytes: see lm_context
 SHORT = f"{TRAIN} --max_iters 375 --eval_interval 75"   # an eighth
 FAR = "--lengths 256 512 1024 2048 4096 --strided"
 
 
-def flags(row, rate, *changes):
-    model, *more = MORE.get(row, row).split(" ", 1)
+def flags(row, rate, more=""):
+    model, *own = MORE.get(row, row).split(" ", 1)
     words = f"--model {model} --learning_rate {rate} --min_lr {float(rate) / 10:g}"
-    return " ".join([words, *more, *changes])
+    return " ".join([words, *own, more]).strip()
+
+
+def usual(row, more=""):
+    """At the rate of its family."""
+    return flags(row, OF_TRA if row.startswith("tra") else PICKED, more)
+
+
+def at(rates, *names, seeds=1, evaluate=""):
+    """Rows at other rates."""
+    table = {}
+    for row, rate in product(names, rates):
+        table[f"{row}, {rate}"] = Row(flags(row, rate), seeds, eval=evaluate)
+    return table
 
 
 def every():
     """Every method at the rate of its family."""
-    table = {}
-    for row in METHODS:
-        rate = OF_TRA if row.startswith("tra") else PICKED
-        table[row] = Row(flags(row, rate), 3 if row in THREE_SEEDS else 1)
+    table = {row: Row(usual(row), 3 if row in THREE_SEEDS else 1) for row in METHODS}
     for row in ("nope", "label", "learned"):  # whose validation losses fell the most
-        longer = "--max_iters 6000 --eval_interval 1200"
-        table[f"{row} x2"] = Row(flags(row, PICKED, longer))
-    for row, rate in dict(cope=PICKED, relative=PICKED, tra=OF_TRA).items():
-        shorter = "--block_size 128 --batch_size 32"
-        table[f"{row}, trained on 128"] = Row(flags(row, rate, shorter))
+        table[f"{row} x2"] = Row(usual(row, "--max_iters 6000 --eval_interval 1200"))
+    for row in ("cope", "relative", "tra"):
+        table[f"{row}, trained on 128"] = Row(usual(row, "--block_size 128 --batch_size 32"))
     table["rope_nope, log_n"] = Row(seeds=3, weights_of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
 
@@ -62,30 +80,18 @@ def at_full_length():
     Rates, the start of a gate, norms and RoPE's base where they count; and whether a passage that
     comes a second time is worth anything (--again).
     """
-    two = {"tra": ("4e-3", "1.6e-2"), "tra pre qk-norm": ("4e-3", "1.6e-2"), "fox": ("8e-3",)}
-    table = {f"{row}, {rate}": Row(flags(row, rate)) for row in two for rate in two[row]}
-
-    def add(label, words, seeds=1):
-        table[label] = Row(words, seeds, eval="--again")
-    table["fox, 2e-3"] = Row(flags("fox", "2e-3"), 3)
-    for rate in ("2e-3", "4e-3"):
-        add(f"fox open, {rate}", flags("fox", rate, "--gate_bias 4"), 3)
-    for row in ("cable", "alibi", "rope"):
-        add(f"{row}, 2e-3", flags(row, "2e-3"), 3)
+    one, three = dict(evaluate="--again"), dict(evaluate="--again", seeds=3)
+    table = at(("4e-3", "1.6e-2"), "tra", "tra pre qk-norm") | at(["8e-3"], "fox")
+    table |= at(["2e-3"], "fox", seeds=3) | at(("2e-3", "4e-3"), "fox open", **three)
+    table |= at(["2e-3"], "cable", "alibi", "rope", **three)
     for repair in ("window", "rerope"):
         table[f"rope, 2e-3, {repair}"] = Row(
             seeds=3, weights_of="rope, 2e-3", eval=f"--set repair={repair} --again")
-    add("tra_kept pre qk-norm, 4e-3", flags("tra_kept", "4e-3", PRE), 3)
-    for row in ("rope_nope", "nope"):
-        add(f"{row}, 2e-3", flags(row, "2e-3"))
-    add("cable x4, 2e-3", flags("cable", "2e-3", "--max_iters 12000 --eval_interval 2400"))
-    add("tra_qk_scale pre qk-norm, 4e-3", flags("tra_qk_scale", "4e-3", PRE))
-    add("tra pre, 4e-3", flags("tra", "4e-3", "--norm pre --no-qk_norm"))
-    for row in ("alibi", "rope", "fox"):
-        add(f"{row} post qk-norm, 4e-3", flags(row, "4e-3", POST))
-    add("rope, base 1,000, 4e-3", flags("rope", "4e-3", "--base 1000"), 3)
-    add("rope, a quarter turns, 4e-3", flags("rope", "4e-3", "--rotary_share 0.25"), 3)
-    return table
+    table |= at(["4e-3"], "tra_kept pre qk-norm", **three)
+    table |= at(["2e-3"], "rope_nope", "nope", "cable x4", **one)
+    table |= at(["4e-3"], "tra_qk_scale pre qk-norm", "tra pre", "alibi post qk-norm",
+                "rope post qk-norm", "fox post qk-norm", **one)
+    return table | at(["4e-3"], "rope, base 1,000", "rope, a quarter turns", **three)
 
 
 def trained_on():
@@ -93,13 +99,9 @@ def trained_on():
     table = {row: Row(f"--model {row}", 3, begins_with=f"{row}, 2e-3")
              for row in ("cable", "alibi", "rope")}
     for repair in ("pi", "yarn"):
-        table[f"rope, {repair}"] = Row(f"--model rope --repair {repair} --original_length 256", 3,
-                                       begins_with="rope, 2e-3")
+        words = f"--model rope --repair {repair} --original_length 256"
+        table[f"rope, {repair}"] = Row(words, 3, begins_with="rope, 2e-3")
     return table
-
-
-def searched(names):
-    return {f"{row}, {rate}": Row(flags(row, rate)) for row in names for rate in RATES}
 
 
 def steps(n, words):
@@ -112,17 +114,14 @@ COMPARED = rows(2, "cable", "rope", "alibi") | repaired(2, "window", "rerope", "
 ENGLISH = "--data FOLDER --block_size 512 --eval_iters 20 --log_interval 100"
 FARTHER = "--lengths 512 1024 2048 4096 8192 --strided --tokens 262144"
 
-# {heading: (entry, n, words)}: whose n-th numbers stand beside the rows of lm in a second table,
-# and in words those that stand elsewhere
+# {heading: (entry, n)}: whose n-th numbers stand beside the rows of lm in a second table
 PAPERS = {
-    "CABLE, Table 1 (1,024)": ("cable_table1", 1, {"k_cable": "Figure 4"}),
-    "the same, read at 15,360": ("cable_table1", 5, {}),
-    "CABLE, FineWeb-Edu medium (1,024)": ("cable_table1_fineweb", 1, {}),
-    "CoPE, Tables 5 and 8 (1,024)": ("cope_table5", 0, {
-        "cope_sep": "23.18", "cope_alibi": "25.09",
-        "cope, trained on 128": "Figure 3", "relative, trained on 128": "Figure 3"}),
-    "CoPE, Table 5, code (4,096)": ("cope_table5", 1, {}),
-    "TRA, Table 2 (128)": ("tra_table2", 0, {"tra, trained on 128": "the same length"})}
+    "CABLE, Table 1 (1,024)": ("cable_table1", 1),
+    "the same, read at 15,360": ("cable_table1", 5),
+    "CABLE, FineWeb-Edu medium (1,024)": ("cable_table1_fineweb", 1),
+    "CoPE, Table 5 (1,024)": ("cope_table5", 0),
+    "CoPE, Table 5, code (4,096)": ("cope_table5", 1),
+    "TRA, Table 2 (128)": ("tra_table2", 0)}
 
 ENTRIES = {
     "lm": dict(
@@ -138,12 +137,11 @@ ENTRIES = {
     "lm_rates": dict(
         title="The learning rates of lm: one method of each family, runs an eighth as long, "
               "perplexity on the validation split",
-        cpu=dict(train=SHORT, eval="--split val --lengths 256", rows=searched(FAMILIES)
+        cpu=dict(train=SHORT, eval="--split val --lengths 256", rows=at(RATES, *FAMILIES)
                  # of the three 8e-3 was TRA's best, and the highest
-                 | {"tra, 1.6e-2": Row(flags("tra", "1.6e-2"))}
+                 | at(["1.6e-2"], "tra")
                  # is it the norms, which no other row has?
-                 | {f"tra, norms of the others, {rate}": Row(
-                     flags("tra", rate, "--norm pre --no-qk_norm")) for rate in RATES})),
+                 | at(RATES, "tra, norms of the others"))),
     "lm_rates_long": dict(
         title="Runs of full length at other learning rates, with other starts, norms and bases",
         cpu=dict(train=LONG, eval=FAR, rows=at_full_length())),
@@ -177,10 +175,10 @@ ENTRIES = {
         title="The learning rates of lm_words, on the validation split",
         cpu=dict(train=SHORT.replace("stdlib", "packages --tokenizer gpt2_8k"),
                  eval="--split val --lengths 256",  # 2e-3, the lowest, was the best
-                 rows=searched(WORDS) | {"cable, 1e-3": Row(flags("cable", "1e-3"))})),
+                 rows=at(RATES, *WORDS) | at(["1e-3"], "cable"))),
     "lm_words": dict(
         title="Per word: as lm, Python source in gpt2's first 8,192 tokens, 4 million of them",
-        cpu=dict(train="--data packages --tokenizer gpt2_8k --size nano --norm pre --no-qk_norm "
+        cpu=dict(train=f"--data packages --tokenizer gpt2_8k --size nano {OTHERS} "
                        "--max_iters 1000 --eval_interval 200", eval=FAR,
                  rows={row: Row(flags(row, rate), 3) for row, rate in WORDS.items()}
                  | repaired(3, "window"))),

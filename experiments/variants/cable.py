@@ -7,8 +7,8 @@ K-CABLE: CABLE whose bias grows with the logarithm of the distance, for shallow 
 
 Read model_cable.py first.
 """
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
@@ -20,7 +20,7 @@ from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
 
 @dataclass
 class GPTConfig(model_cable.GPTConfig):
-    log_kernel: str = "outside"  # where g is: outside the logarithm, or inside
+    log_kernel: Literal["outside", "inside"] = "outside"  # where g is, of the logarithm
 
 
 VARIANTS = dict(k_cable=dict(log_kernel="outside"), k_cable_inside=dict(log_kernel="inside"))
@@ -33,38 +33,25 @@ STEP = model_cable.STEP
 
 def literal(q, k, v, S, g=None, log_kernel="outside"):
     """As the paper writes it, T x T: arguments as below -> its output, (B, H, Tq, Tk) parts."""
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
-    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
-    step = S.diff(prepend=torch.zeros_like(S[..., :1]))[:, :, None] * seen
-    distance = (S[:, :, Tk - Tq:, None] - S[:, :, None, :]) * seen
+    _, parts = model_cable.literal(q, k, v, S)
+    seen = torch.ones_like(parts["qk"], dtype=torch.bool).tril(k.size(2) - q.size(2))  # j <= i
     g = 1 if g is None else g[..., None]
     if log_kernel == "outside":
-        bias = -g * torch.log(1 + distance**2)
+        bias = -g * torch.log1p(parts["distance"]**2)
     else:
-        bias = -torch.log(1 + (g * distance)**2)
-    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
-    return attention.to(v.dtype) @ v, dict(
-        qk=qk, bias=bias, attention=attention, step=step, distance=distance)
+        bias = -torch.log1p((g * parts["distance"])**2)
+    attention = (parts["qk"] + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return attention.to(v.dtype) @ v, parts | dict(bias=bias, attention=attention)
 
 
 def k_cable_attention(q, k, v, S, g=None, log_kernel="outside"):
     """
-    Causal attention by torch's fused call.
+    The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     S (B, H, Tk), the cumulative sum of the steps, and g (B, H, Tq), None for 1, are float32 or
     float64. Returns (B, H, Tq, d).
     """
-    Tq, Tk = q.size(2), k.size(2)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
-    distance = S[:, :, Tk - Tq:, None] - S[:, :, None, :]                   # (B, H, Tq, Tk)
-    g = 1 if g is None else g[..., None]
-    if log_kernel == "outside":
-        bias = -g * torch.log1p(distance**2)
-    else:
-        bias = -torch.log1p((g * distance)**2)
-    bias = bias.masked_fill(~seen, float("-inf")).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return literal(q, k, v, S, g, log_kernel)[0]
 
 
 class CausalSelfAttention(model_cable.CausalSelfAttention):
@@ -80,7 +67,5 @@ class CausalSelfAttention(model_cable.CausalSelfAttention):
 
 class GPT(model_cable.GPT):
     def __init__(self, config):
-        if config.log_kernel not in ("outside", "inside"):
-            raise ValueError(f"log_kernel={config.log_kernel!r} is not one of outside, inside")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)

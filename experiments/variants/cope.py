@@ -10,10 +10,9 @@ positions, relative embeddings beside it. The count p_ij is model_cope.py's.
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
 does not say what position the layers without the MLP have: here none. RoPE beside the count, which
-its table of code has, is not here. Read model_cope.py first.
+its table of code has, is not here, and gates see keys alone. Read model_cope.py first.
 """
 import math
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,9 +21,8 @@ import torch.nn as nn
 
 import model_cope
 from experiments.variants import heads, joined, replace_attention
-from model_cope import Cache, interpolate  # noqa: F401  (Cache: decoding asks the module for it)
+from model_cope import Cache  # noqa: F401  (decoding asks the module for it)
 from rivals import classics
-from rivals.classics import Relative
 
 
 @dataclass
@@ -47,41 +45,26 @@ EQUATION = "logit_ij = q_i . k_j / sqrt(d) + bias(q_i, p_ij),  p_ij = sum of ste
 STEP = model_cope.STEP
 
 
-def literal(q, k, v, position, gate_keys=None):
+def literal(q, k, v, position):
     """counting_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
-    j = torch.arange(Tk, device=q.device)
     float_type = torch.promote_types(q.dtype, torch.float32)  # bfloat16 is too coarse to count in
-    qk = q @ k.transpose(-1, -2) / math.sqrt(d)
-    gates = qk if gate_keys is None else q @ gate_keys.transpose(-1, -2) / math.sqrt(d)
-    step = gates.to(float_type).sigmoid() * (j <= i)
-    distance = position.clamp(step.flip(-1).cumsum(-1).flip(-1))
+    qk = q @ k.transpose(-1, -2) / math.sqrt(q.size(3))
+    seen = torch.ones_like(qk, dtype=torch.bool).tril(k.size(2) - q.size(2))  # j <= i
+    step = qk.to(float_type).sigmoid() * seen
+    distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=position.most)
     bias = position(q, distance)
-    if position.relative is not None:
-        bias = bias + position.relative.bias(q, i, j)
-    attention = (qk + bias).masked_fill(j > i, float("-inf")).softmax(-1)
+    attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
 
 
-def counting_attention(q, k, v, position, gate_keys=None):
+def counting_attention(q, k, v, position):
     """
     The same: here plainness comes before speed.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
-    position: a Position; gate_keys (B, H, Tk, d) are what the gates see, None for k.
-    Returns (B, H, Tq, d).
+    position: a Position. Returns (B, H, Tq, d).
     """
-    return literal(q, k, v, position, gate_keys)[0]
-
-
-def given_slopes(config):
-    slopes = config.slopes.split(",")
-    number = r"-?\d*\.?\d+(e-?\d+)?"
-    if len(slopes) != config.n_head or not all(re.fullmatch(number, m.strip()) for m in slopes):
-        raise ValueError(f"slopes={config.slopes!r} must be n_head={config.n_head} numbers, as "
-                         "1,0.5,0.25,0.125")
-    return torch.tensor([float(m) for m in slopes])
+    return literal(q, k, v, position)[0]
 
 
 class Position(nn.Module):
@@ -91,35 +74,41 @@ class Position(nn.Module):
     """
     def __init__(self, config, use):
         super().__init__()
-        d, self.P, self.use = config.n_embd // config.n_head, config.P, use
+        d = config.n_embd // config.n_head
+        self.use = use
+        self.most = config.P - 1
         if use == "embedding":
             self.pos_emb = nn.Parameter(torch.zeros(d, config.P))
-        elif use == "mlp":
+        if use == "mlp":
             self.mlp = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, d))
-        elif use == "alibi" and config.slopes:
-            self.register_buffer("m", given_slopes(config), persistent=False)
+        if use == "alibi" and config.slopes:
+            slopes = [float(m) for m in config.slopes.split(",")]
+            if len(slopes) != config.n_head:
+                raise ValueError(f"slopes={config.slopes!r} must be n_head={config.n_head} numbers")
+            self.register_buffer("m", torch.tensor(slopes), persistent=False)
         elif use == "alibi":
             self.m = nn.Parameter(torch.zeros(config.n_head))
-        self.drop = config.drop
-        self.relative = None  # beside the count
+        if use == "alibi" or config.drop:  # Eq. 10 has no p_max
+            self.most = math.inf
+        self.relative = None
         if config.plus == "relative":
-            shape = dict(block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head)
-            self.relative = Relative(classics.GPTConfig(**shape))
-
-    def clamp(self, p):
-        whole = self.use == "alibi" or self.drop  # Eq. 10 has no p_max
-        return p if whole else p.clamp(max=self.P - 1)
+            self.relative = classics.Relative(classics.GPTConfig(
+                block_size=config.block_size, n_embd=config.n_embd, n_head=config.n_head))
 
     def forward(self, q, p):
-        if self.use == "none":
-            return torch.zeros_like(p)
+        bias = torch.zeros_like(p)
         if self.use == "embedding":
-            bias = interpolate(q @ self.pos_emb.to(q.dtype), p)
-            return bias.masked_fill(p > self.P - 1, float("-inf")) if self.drop else bias
+            bias = model_cope.interpolate(q @ self.pos_emb.to(q.dtype), p)
+            bias = bias.masked_fill(p > self.pos_emb.size(1) - 1, float("-inf"))  # if p is not cut
         if self.use == "alibi":
-            return -self.m[:, None, None] * p
-        with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
-            return mlp_bias(self.mlp, q.to(p.dtype), p)
+            bias = -self.m[:, None, None] * p
+        if self.use == "mlp":
+            with torch.autocast(p.device.type, enabled=False):  # bfloat16 would round the counts
+                bias = mlp_bias(self.mlp, q.to(p.dtype), p)
+        if self.relative is not None:
+            j = torch.arange(p.size(3), device=p.device)
+            bias = bias + self.relative.bias(q, j[-p.size(2):, None], j)
+        return bias
 
 
 def mlp_bias(mlp, q, p):
@@ -141,20 +130,14 @@ def mlp_bias(mlp, q, p):
 
 class CausalSelfAttention(model_cope.CausalSelfAttention):
     def forward(self, x, cache, position):
-        q, k, v = heads(self, x, cache)
-        gate_keys = v if self.gates == "val" else None
-        if self.gates == "sep":
-            gate_keys = self.w_g(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-            if cache is not None:
-                gate_keys = cache.append(f"g{self.layer}", gate_keys)
-        return joined(self, counting_attention(q, k, v, position, gate_keys))
+        return joined(self, counting_attention(*heads(self, x, cache), position))
 
 
 class GPT(model_cope.GPT):
     """model_cope.py's, with a Position for every table."""
     def __init__(self, config):
-        if config.drop and config.P < 2:
-            raise ValueError("drop needs P of at least 2: a query's own key stays")
+        if config.gates != "key" or config.drop and config.P < 2:  # a query's own key stays
+            raise ValueError(f"gates={config.gates} must be key, and with drop P at least 2")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)
         shared = config.share and (config.position != "alibi" or config.slopes)

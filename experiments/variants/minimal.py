@@ -9,24 +9,20 @@ Example 4.1.
 import torch
 import torch.nn as nn
 
-import model_postnorm
+from model_postnorm import SCHEMES, residual  # noqa: F401  (tests ask for the schemes here)
 
-SCHEMES = model_postnorm.SCHEMES
+
+def norm_if(wanted, width, eps):
+    return nn.RMSNorm(width, eps=eps) if wanted else nn.Identity()
+
+
+def cut_off(*shape):
+    """A matrix with std 0.02, cut off at 2 std."""
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04))
+
 
 # -----------------------------------------------------------------------------
 # the minimal transformer of the set complement task, and its hard-coded solution
-
-
-def residual(x, f, scheme, before, after):
-    """x with f added, and the norms where the scheme has them."""
-    if scheme == "post":
-        return after(x + f(x))
-    if scheme in ("pre", "pre_final", "ssmax"):
-        return x + f(before(x))
-    if scheme in ("peri", "peri_init"):
-        return x + after(f(before(x)))
-    return x + (after(f(x)) if scheme == "output" else f(x))
-
 
 class MinimalTransformer(nn.Module):
     """
@@ -39,31 +35,34 @@ class MinimalTransformer(nn.Module):
     def __init__(self, n, d, d_k=1, d_v=None, norm="none"):
         super().__init__()
         d_v = d if d_v is None else d_v
-        shapes = dict(E=(n, d), W_Q=(d, d_k), W_K=(d, d_k), W_V=(d, d_v), W_O=(d_v, d), U=(d, n))
-        for name, shape in shapes.items():
-            w = nn.init.trunc_normal_(torch.empty(shape), std=0.02, a=-0.04, b=0.04)
-            self.register_parameter(name, nn.Parameter(w))
+        self.E = cut_off(n, d)
+        self.W_Q = cut_off(d, d_k)
+        self.W_K = cut_off(d, d_k)
+        self.W_V = cut_off(d, d_v)
+        self.W_O = cut_off(d_v, d)
+        self.U = cut_off(d, n)
         self.norm = norm
         self.s = nn.Parameter(torch.ones(1)) if norm == "ssmax" else None
-        norms = [nn.RMSNorm(d, eps=1e-12) for _ in range(4)]
-        self.first, self.before, self.after, self.last = norms
+        before = norm in ("pre", "pre_final", "ssmax")
+        peri = norm in ("peri", "peri_init")
+        self.first = norm_if(norm == "peri_init", d, 1e-12)
+        self.before = norm_if(before or peri, d, 1e-12)
+        self.after = norm_if(norm in ("output", "post") or peri, d, 1e-12)
+        self.last = norm_if(norm in ("pre_final", "ssmax") or peri, d, 1e-12)
 
     def attend(self, x):
         T = x.size(-2)
-        v, q, k = x @ (self.W_V @ self.W_O), x @ self.W_Q, x @ self.W_K
+        v = x @ (self.W_V @ self.W_O)
         later = torch.ones(T, T, device=x.device).triu(1).bool()
-        a = q @ k.transpose(-1, -2)
+        a = (x @ self.W_Q) @ (x @ self.W_K).transpose(-1, -2)
         if self.s is not None:
             a = a * self.s * torch.arange(1.0, T + 1, device=x.device).log()[:, None]
         return a.masked_fill(later, float("-inf")).softmax(-1) @ v
 
     def forward(self, idx):
         """idx (B, T) -> logits (B, T, n): row t is what follows the first t + 1 tokens."""
-        x = self.E[idx]
-        x = self.first(x) if self.norm == "peri_init" else x
-        x = residual(x, self.attend, self.norm, self.before, self.after)
-        final = self.norm in ("pre_final", "peri", "peri_init", "ssmax")
-        return (self.last(x) if final else x) @ self.U
+        x = self.first(self.E[idx])
+        return self.last(residual(x, self.attend, self.norm, self.before, self.after)) @ self.U
 
 
 def hard_coded(n, c, norm="none", centred=False):
@@ -105,8 +104,8 @@ class MaxRetrieval(nn.Module):
         self.leave = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, classes))
         self.q = nn.Parameter(torch.empty(width))
-        self.before = nn.RMSNorm(width, eps=1e-8) if norm in ("pre", "peri") else nn.Identity()
-        self.after = nn.RMSNorm(width, eps=1e-8) if norm in ("post", "peri") else nn.Identity()
+        self.before = norm_if(norm in ("pre", "peri"), width, 1e-8)
+        self.after = norm_if(norm in ("post", "peri"), width, 1e-8)
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)

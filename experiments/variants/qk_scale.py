@@ -6,7 +6,7 @@ QK-norm with a learned scale: the control of recall's QK-norm, which has none. P
 A scale on k, too, would add nothing: logits have only the product of the two. The norm stands
 behind the projection c_attn, so every attention of the list below runs as its file has it.
 """
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import model_baseline
 import model_cable
 import model_tra
+from common.names import pick
 from model_baseline import Cache  # noqa: F401  (decoding asks the module for it)
 from rivals import classics
 
@@ -49,11 +50,9 @@ class GPT(nn.Module):
         super().__init__()
         module = FILES[config.base]
         settings = vars(config) | module.VARIANTS[config.base] | dict(qk_norm=False)
-        settings = {f.name: settings[f.name] for f in fields(module.GPTConfig)
-                    if f.name in settings}
         self.config = config
-        self.gpt = module.GPT(module.GPTConfig(**settings))
-        for block in self.gpt.h:
+        self.gpt = module.GPT(module.GPTConfig(**pick(module.GPTConfig, settings)))
+        for block in self.h:
             block.attn.c_attn = NormalisedHeads(block.attn.c_attn, config.n_head)
 
     @property

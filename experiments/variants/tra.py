@@ -14,6 +14,7 @@ TRA taken apart: its threshold and its distance, each without the other. Which d
 Read model_tra.py first.
 """
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
@@ -25,8 +26,8 @@ from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
 
 @dataclass
 class GPTConfig(model_tra.GPTConfig):
-    drop: bool = True            # remove the keys that do not pass the threshold
-    distance: str = "survivors"  # what is counted: survivors, plain, none
+    drop: bool = True  # remove the keys that do not pass the threshold
+    distance: Literal["survivors", "plain", "none"] = "survivors"  # what is counted
 
 
 VARIANTS = dict(tra_plain=dict(distance="plain"), tra_kept=dict(drop=False),
@@ -39,12 +40,10 @@ STEP = "1 if q_i . k_k > 0, or 1, or 0"
 
 def literal(q, k, v, log_decay, drop=True, distance="survivors"):
     """parts_attention's arguments -> its output, (B, H, Tq, Tk) parts."""
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).tril(Tk - Tq)  # j <= i
-    qk = q @ k.transpose(-1, -2) / d**0.5
+    qk = q @ k.transpose(-1, -2) / q.size(3)**0.5
+    seen = torch.ones_like(qk, dtype=torch.bool).tril(k.size(2) - q.size(2))  # j <= i
     passed = (qk > 0) & seen
-    step = dict(survivors=passed, plain=seen, none=seen & False)[distance]
-    step = step.expand(qk.shape).to(log_decay.dtype)
+    step = dict(survivors=passed, plain=seen, none=seen & False)[distance].to(log_decay.dtype)
     far = step.flip(-1).cumsum(-1).flip(-1)  # summed from j to i
     kept = passed if drop else seen
     bias = (far * log_decay[..., None]).masked_fill(~kept, float("-inf"))
@@ -72,7 +71,5 @@ class CausalSelfAttention(model_tra.CausalSelfAttention):
 
 class GPT(model_tra.GPT):
     def __init__(self, config):
-        if config.distance not in ("survivors", "plain", "none"):
-            raise ValueError(f"distance={config.distance!r} is not one of survivors, plain, none")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)
