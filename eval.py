@@ -7,8 +7,8 @@ every test set, in retrieval by nDCG@10.
     python eval.py --lengths 512 16384 --tokens 0    other lengths, the whole split
     python eval.py out/tra-flipflop-nano --lengths 128 1024 --sequences 10000
 
-Text is cut into windows of 1, 2, 4, 8 and 16 x the training length that do not overlap; **every
-length scores the same tokens**. In longer windows fewer tokens have little context, which alone can
+Text is cut into windows of 1, 2, 4, 8 and 16 x the training length that do not overlap; every
+length scores the same tokens. In longer windows fewer tokens have little context, which alone can
 make the curve fall; --strided removes that. A task's sequences are drawn anew, the same for every
 model. Writes a JSON and a figure.
 """
@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional as F
 
 import data
-from common import ROOT, names
+from common import names
 from common.checkpoint import check_same, check_text, load_run
 from common.device import environment, setup
 from common.exits import fail, in_one_line, script
@@ -140,7 +140,7 @@ def gains(run, stream, seed):
     for gap in [n * T for n in GAPS]:
         try:
             gain = gain_of_repeats(run.model, stream, max(1, T // 4), gap, seed)
-        except ValueError as e:  # an encoding that ends, or too short a text
+        except ValueError as e:  # positions that end, or too short a text
             print(f"  {run.name}: {e}")
             break
         rng = np.random.default_rng(0)
@@ -221,7 +221,7 @@ def evaluate_text(task, runs, args):
             start = time.monotonic()
             try:
                 losses = losses_of(run.model, stream, T, lengths[-1], args)
-            except ValueError as e:  # an encoding that ends
+            except ValueError as e:  # positions that end
                 print(f"{'-':>10}", end="")
                 note = f"  {run.name}: {e}"
                 continue
@@ -270,11 +270,11 @@ def task_scores(model, task, split, sequences, seed=1337):
             add_batch(found, "by_answer", task.answer(x, y))
 
     scores, details = {}, {}
-    for metric, batches in counts.items():
-        count, out_of = counts[metric] = [a.astype(np.float64) for a in joined(batches)]
+    counts = {metric: joined(batches) for metric, batches in counts.items()}
+    for metric, (count, out_of) in counts.items():
         if not out_of.any():
             raise ValueError("nothing is scored in it")
-        scores[metric] = interval(count, out_of)
+        scores[metric] = interval(count.astype(np.float64), out_of.astype(np.float64))
     for name, batches in found.items():
         arrays = joined(batches)
         if name == "tvd":
@@ -395,7 +395,7 @@ def evaluate_task(task, runs, args):
                     print(f"  {split:10}-  {e}")
                     row["scores"][T], row["not_finite"] = {}, True  # at this length, of no split
                     break
-                except ValueError as e:  # an encoding that ends before the sequences do
+                except ValueError as e:  # positions that end before the sequences do
                     print(f"  {split:10}-  {e}")
                     continue
                 row["scores"][T][split] = scores
@@ -404,7 +404,7 @@ def evaluate_task(task, runs, args):
                 print_scores(split, scores, details)
         row["eval_seconds"] = round(time.monotonic() - start, 2)
         rows.append(row if any(row["scores"].values()) else {})
-    source = dict(corpus=task.data, source=f"data/{task.data}.py")
+    source = dict(corpus=task.data, source=names.file_of(task))
     return dict(data=source, sequences=sequences, splits=splits), rows
 
 
@@ -440,7 +440,7 @@ def task_of(runs, text):
         if flag == "data" and names.find_task(text) is not cls:
             fail(f"{first.path} was trained on {name}: it cannot be scored on {text}")
         return names.make_task(first.config | {flag: text}, first.checkpoint["kept"])
-    for run in reversed(runs):
+    for run in reversed(runs):  # the first is the last, and its task is returned
         where = run.config[flag]
         if where != first.config[flag]:
             fail(f"{run.path} was trained on {where}, {first.path} on {first.config[flag]}: say "
@@ -451,7 +451,7 @@ def task_of(runs, text):
             fail(f"the text behind {where} is not what {run.path} was trained on: its training "
                  "documents may be in this split. To score it all the same, name the text: "
                  f"--data {where}")
-    return task  # of the first
+    return task
 
 
 def check_flags(args, task):
@@ -481,7 +481,7 @@ def where_to_write(out, runs, command):
     """--out, or eval in the runs' folder; with a number where another command's are there."""
     if out:
         return out
-    folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
+    folder = runs[0].path.parent if len(runs) == 1 else Path("out")
     for n in itertools.count(1):
         path = folder / (f"eval-{n}.json" if n > 1 else "eval.json")
         if not path.exists() or f'"command": {json.dumps(command)}' in path.read_text("utf-8"):

@@ -75,7 +75,7 @@ def write(model, idx, prompt, encoding, args):
                 start = time.monotonic()  # the clock starts after the prompt
             n += 1
             print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
-    except ValueError as e:  # an encoding that ends
+    except ValueError as e:  # positions that end
         if not n:
             raise
         ended = f"; {e}"
@@ -136,7 +136,7 @@ def main(argv=None):
     with value_errors_fail():
         encoding = task.encoding(run.config)
         ids = encode(encoding, prompt).tolist()
-    ids = ids[1:] or ids  # after an end-of-text token, or that token alone
+    ids = ids[1:] or ids  # a prompt without the end of text before it; without a prompt that
     T, say = run.config["block_size"], partial(print, file=sys.stderr)
     say(f"{run.path}: {run.config['model']} trained on windows of {T} tokens for "
         f"{run.checkpoint['iter']} iters; {where}; prompt of {len(ids):,} tokens")

@@ -1,7 +1,7 @@
 """
 Train any model on any task.
 
-    python train.py --model cable                          the default: 4 minutes on two CPU cores
+    python train.py --model cable                          the default: minutes on two CPU cores
     python train.py --model rope --data my_notes/          a rival, on your own text
     python train.py --model cable --help                   every flag, this model's own included
     python train.py --resume out/cable-stdlib-nano         continue after Ctrl-C or a power cut
@@ -44,15 +44,15 @@ def get_lr(c, it):
     """Linear warmup, then decay to min_lr."""
     if it < c.warmup_iters:
         return c.learning_rate * (it + 1) / c.warmup_iters
-    share = min(1.0, (it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters))
-    decayed = dict(cosine=0.5 - 0.5 * math.cos(math.pi * share), linear=share, none=0.0)
-    return c.learning_rate + decayed[c.lr_decay] * (c.min_lr - c.learning_rate)
+    t = min(1.0, (it - c.warmup_iters) / max(1, c.lr_decay_iters - c.warmup_iters))
+    way = dict(cosine=0.5 - 0.5 * math.cos(math.pi * t), linear=t, none=0.0)[c.lr_decay]
+    return c.learning_rate + way * (c.min_lr - c.learning_rate)  # how much of the way is done
 
 
 @torch.no_grad()
 def validate(model, task, c, device, context):
     """
-    -> dict(val_loss=the mean loss of the first validation split), where the task has any also
+    -> dict(val_loss=the mean loss of the first validation split) and, if the task has scores,
     scores={split: {metric: value}}: over the same batches every time.
     """
     model.eval()
@@ -91,7 +91,7 @@ def settings_of(argv):
         saved = load_checkpoint(path)
         return resumed_settings(saved, argv, __doc__), path.parent, saved
     c = new_settings(argv, __doc__)
-    out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).name}-{c.size}").expanduser()
+    out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).resolve().name}-{c.size}").expanduser()
     if (out / "ckpt.pt").exists():
         fail(f"{out} holds a run: continue it with --resume {out}, or name another --out_dir")
     return c, out, None
@@ -232,7 +232,7 @@ def train(c, out, saved):
             logging = it % c.log_interval == 0 or validating or stopping
 
             # step; a GPU waits where a number is looked at, so that is done when one is logged
-            finite += loss + norm  # no longer finite, once one of them was not
+            finite += loss + norm  # a sum that is not finite, once one of them was not
             if (logging or device.type == "cpu") and not finite.isfinite():
                 fail(f"loss {loss:.4g}, norm of its gradient {norm:.4g}: not finite by iter {it}; "
                      "a lower --learning_rate may help")

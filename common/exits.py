@@ -1,5 +1,6 @@
 """How a script ends: in one line after a mistake, quietly where nobody reads any more."""
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def script(name, *words):
     it fails, so do we.
     """
     module, words = name.removesuffix(".py"), [*map(str, words)]
-    say(f"\n$ python {name if module != name else '-m ' + name} {' '.join(words)}")
+    say(f"\n$ python {name if module != name else '-m ' + name} {shlex.join(words)}")
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
     code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode

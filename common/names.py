@@ -135,7 +135,7 @@ def task_names():
 
 
 def find_task(name, gone=False):
-    """The class of a task; any other name is text, a corpus or a path, which may be gone."""
+    """The class of a task; any other name is text: a corpus, or a path that `gone` allows."""
     files = [path for path in tasks() if path.stem == name]
     if len(files) > 1:
         fail(f"{' and '.join(map(str, files))} are both called {name!r}: rename one of them")

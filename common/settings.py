@@ -18,7 +18,7 @@ class TrainConfig:
     learning_rate: float = 1e-3   # peak
     min_lr: float = 1e-4          # at the end of the decay
     warmup_iters: int = 100       # linear warmup from 0
-    lr_decay: Literal["cosine", "linear", "none"] = "cosine"  # cosine, linear or none
+    lr_decay: Literal["cosine", "linear", "none"] = "cosine"  # how the rate falls
     lr_decay_iters: int = 0       # steps until min_lr; 0 is max_iters
     weight_decay: float = 0.1     # on tensors with two or more dimensions
     beta1: float = 0.9            # AdamW

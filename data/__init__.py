@@ -31,7 +31,7 @@ class Task:
     data: str = ""        # a task (a file in data/), a known corpus, or your own file or folder
     block_size: int = 64  # tokens in a training sequence
 
-    splits = ("train", "iid")  # train on the first, validate on the second, test all but the first
+    splits = ("train", "iid")  # trained on the first, validated and tested on the others
     defaults = {"nano": {}}    # {size: {flag: value}} for train.py, the default size first
     unit = "sequences"         # what eval.py counts: its flag --sequences says how many
     stretches = True           # whether a larger block_size makes the sequences longer
@@ -118,11 +118,6 @@ def check_batch(task, what, B, x, y):
         if a.min() < least or a.max() >= task.vocab_size:
             raise ValueError(f"{says} with values from {a.min()} to {a.max()}: they must be from "
                              f"{least} to {task.vocab_size - 1}")
-
-
-def check_split(split, splits):
-    if split not in splits:
-        raise ValueError(f"unknown split {split!r}: choose from {', '.join(splits)}")
 
 
 def tvd(logits, target):

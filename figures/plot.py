@@ -84,10 +84,12 @@ def named(rows):
     """
     labels = {}  # by setting
     for row in rows:
-        setting = label = row.get("label") or row["model"]
+        repaired = row.get("set", {}).values()
+        setting = label = row.get("label") or ", ".join([row["model"], *repaired])
         if "label" not in row:
             config = row["config"] | dict(seed=None, out_dir=None)
-            read = row["iter"], row["checkpoint"], row.get("set"), row.get("bema")
+            how = "iter", "checkpoint", "set", "bema", "split", "tokens"
+            read = [row.get(key) for key in how]
             setting = json.dumps([config, read], sort_keys=True)
             if label in labels.values():
                 label = row["name"]
@@ -134,7 +136,7 @@ def aligned(seeds):
 
 
 def thinned(points, most=40):
-    """Of points [x, y] so many, each the mean since the one before."""
+    """At most so many points, each the mean of a stretch of the points [x, y]."""
     size = math.ceil(len(points) / most) or 1
     for first in range(0, len(points), size):
         xs, ys = np.array(points[first:first + size], float).T
@@ -177,11 +179,11 @@ def color_of(label):
     name that it, or the last part of a path, begins with.
     """
     *_, repair = label.split(", ")
-    begins = re.findall(r"(?<![^/])\w*", label)  # the label, and each part of a path
+    begins = re.findall(r"(?:^|(?<=/))\w*", label)  # the label, and each part of a path
     for name in (repair, begins[0], begins[-1]):
         if name in COLORS:
             return COLORS[name]
-    return OTHERS[sum(name.encode()) % len(OTHERS)]
+    return OTHERS[sum(begins[-1].encode()) % len(OTHERS)]
 
 
 def subplots(columns, width, height, rows=1, **how):
@@ -193,8 +195,9 @@ def subplots(columns, width, height, rows=1, **how):
 def figure(panels, xlabel, rows=(), dots=False):
     """
     {(title, unit): {label: [{x: y}, a seed each]}} -> a figure: a panel for each title, in
-    several rows where there are many labels. Panels of one unit share an axis. With the rows that
-    have a training length x are lengths. Dots are of rates, of which many are 0.
+    several rows where there are many labels. Panels of one unit share an axis. If rows are
+    given, x is a length, and their training lengths are marked. Dots are for rates, many of which
+    are 0.
     """
     labels = list(next(iter(panels.values())))
     chunks = np.array_split(labels, math.ceil(len(labels) / MOST_LINES))
@@ -434,10 +437,10 @@ def searched(row):
 
 def default_paths(figure):
     """The newest run; of curves all runs."""
-    newest = find_checkpoint().parent
-    if figure == "curves":
-        return [log.parent for log in sorted(Path("out").glob("*/log.jsonl"))]
-    return [newest]
+    logs = sorted(Path("out").glob("*/log.jsonl"))
+    if figure == "curves" and logs:
+        return [log.parent for log in logs]
+    return [find_checkpoint().parent]
 
 
 def beside(args):

@@ -70,6 +70,13 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     path = home / "out" / "texts.cpu" / "cable-1338" / "ckpt.pt"
     torch.save(torch.load(path, weights_only=True) | dict(iter=1), path)
     assert "$ python train.py --resume out/texts.cpu/cable-1338 --no-evaluate" in run()[0]
+    # a training of other flags, as it was before an edit of an entry, is not used
+    other = dict(TEXTS["cpu"], train=TEXTS["cpu"]["train"] + " --batch_size 3")
+    here(texts=TEXTS | dict(cpu=other))
+    (folder / "rope-1337.json").unlink()
+    assert "rope-1337 failed" in complaint(home, "reproduce.py", "texts", "--device", "cpu")
+    here(texts=TEXTS)
+    assert run()[0].count("$ python train.py") == 0
     # rows of another text are left out, and named
     path = folder / "cable-1337.json"
     path.write_text(path.read_text().replace('"sha256": "', '"sha256": "0'))
