@@ -152,8 +152,6 @@ def test_embeddings_of_positions():
         close(y[t, 2 * c:2 * c + 2], torch.tensor([math.sin(angle), math.cos(angle)]), 1e-6)
     learned = encoding("learned")
     close(learned.embed(x[:, :8], torch.arange(8), None)[0], 1 + learned.wpe.weight, 1e-12)
-    with pytest.raises(ValueError, match="learned positions end at block_size=8; 9 tokens do not"):
-        learned.embed(x[:, :9], torch.arange(9), None)
     label = encoding("label")
     first, again = (label.embed(0 * x, torch.arange(30), None)[0] for _ in range(2))
     rows = [int((label.wpe.weight == row).all(1).nonzero()) for row in first]
@@ -227,7 +225,6 @@ def by_hand(model, n, x):
     ("nope", dict(qk_norm=True)),
     ("alibi", {}),
     ("kerple", {}),
-    ("relative", {}),
     ("cable", {}),
     ("cable_nw", dict(qk_norm=True)),
     ("cable_nw_softplus", {}),
@@ -434,7 +431,7 @@ def test_the_loss_and_its_slope(name, enabled, monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_training_and_decoding_under_autocast(name):
     """bfloat16, as on a GPU: finite gradients, logits near float32's, with the cache too."""
-    model, idx = make(name, qk_norm=True), torch.randint(0, 61, (2, 20))
+    model, idx = make(name), torch.randint(0, 61, (2, 20))
     with torch.autocast("cpu", torch.bfloat16):
         model(idx, idx)[1].backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())

@@ -32,10 +32,12 @@ def harder(how, q, k, v, *rest):
         rest[0] = -rest[0] / 10
     elif how in LARGE:   # steps so large that far keys decay
         rest[0] = 10 * rest[0]
+    if how == "far":     # TRA's query without a survivor comes last, and looks farther
+        q = q.flip(2)
     if how == "loud":    # a key that outweighs its distance
         q[..., 0], k[..., 0], k[:, :, 3, 0] = 8, 0, 150
     if how == "back":    # a step far below 0
-        rest[0][..., 110:] -= 700
+        rest[0][..., k.size(2) // 3:] -= 3 * k.size(2)
     if how == "minus":   # what grows with the distance; a query that heeds none
         rest[1] = -rest[1]
         rest[1][:, :, 40] = 0
@@ -62,21 +64,23 @@ ROWS = [  # how the inputs are changed, queries, keys, size of a head
     ("cable_nw", "far", 200, 200, 80),
     ("fox", "", 65, 65, 16),
     ("alibi", "", 70, 130, 32),
-    ("tra", "", 33, 257, 128),
+    ("tra", "far", 33, 257, 128),
     ("tra", "dead", 65, 65, 24),
     ("tra", "shared", 37, 37, 16),
-    ("tra", "grows", 20, 260, 16),
+    ("tra", "grows", 40, 260, 16),
     ("cope key P=1", "", 40, 40, 16),
     ("cope key P=8", "", 65, 65, 24),
     ("cope key P=64", "", 70, 70, 16),
     ("cope key P=8", "gates", 130, 130, 16),
     ("cope sep P=16", "", 33, 70, 80)]
 if not WITH_KERNELS:
-    ROWS += [("cope key P=3", "gates", 300, 300, 16), ("stick", "", 5, 70, 16),
+    ROWS += [("cable", "", 600, 600, 16), ("cable", "back", 600, 600, 16),
+             ("cable", "far", 200, 600, 16),
+             ("cope key P=3", "gates", 300, 300, 16), ("stick", "", 5, 70, 16),
              ("stick c=4", "", 130, 130, 16), ("stick", "huge", 130, 130, 16)]
 HALF = [
     ("cable", "far", 70, 200, 64), ("fox", "", 33, 130, 128), ("tra", "dead", 70, 140, 64),
-    ("tra", "", 150, 150, 64), ("cope key P=8", "", 80, 150, 64), ("cope sep P=8", "", 70, 70, 64)]
+    ("cope key P=8", "", 80, 150, 64), ("cope sep P=8", "", 70, 70, 64)]
 if CUDA:
     HALF += [(case, "", 1500, 1500, 64) for case in ("cable", "alibi", "tra", "cope key P=8")]
 
@@ -109,10 +113,12 @@ def check(case, how, Tq, Tk, d, dtype, tolerance):
 @pytest.mark.parametrize("case, how, Tq, Tk, d", ROWS)
 def test_a_way_is_the_literal_form_interpreted(case, how, Tq, Tk, d):
     torch.manual_seed(0)
-    if not WITH_KERNELS:  # in float64, where scores hardly ever lie at a step
-        check(case, how, Tq, Tk, d, torch.float64, 1e-6)
-    if WITH_KERNELS or "cable" in case and how in ("", "far"):
+    if WITH_KERNELS:
         check(case, how, Tq, Tk, d, torch.float32, 5e-4 if how in LARGE else 2e-5)
+    else:  # in float64 scores hardly ever lie at a step
+        check(case, how, Tq, Tk, d, torch.float64, 1e-6)
+        if "cable" in case and how in ("", "far"):  # a bias is a small difference of large numbers
+            check(case, how, Tq, Tk, d, torch.float32, 1e-4)
 
 
 @pytest.mark.skipif(not WITH_KERNELS, reason="of the kernels")

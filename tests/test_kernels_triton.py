@@ -45,7 +45,7 @@ def test_in_tritons_interpreter():
     files = sorted(map(str, (ROOT / "tests").glob("test_[kf]*.py")))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / ".pytest.ini",
-         "-n", "0", "--durations=5", *files, "-k", "interpreted"],
+         "-n", "0", *files, "-k", "interpreted"],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
     passed = re.search(r"(\d+) passed", done.stdout)
     assert done.returncode == 0 and int(passed[1]) >= 30, done.stdout + done.stderr

@@ -66,7 +66,7 @@ def by_hand(q, k, v, repair, window, theta, factor):
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("T", [L, 3 * L + 5])
+@pytest.mark.parametrize("T", [L, 41])
 @pytest.mark.parametrize("name, changes", LAYERS)
 @torch.no_grad()
 def test_a_layer_is_its_formula(name, changes, T):
@@ -101,8 +101,7 @@ def test_a_layer_is_its_formula(name, changes, T):
 @torch.no_grad()
 def test_a_window_keeps_constant_memory():
     """Only a layer without positions keeps the keys of a whole text."""
-    for model, kept in ((make("rope", repair="window"), [24, 24]),
-                        (make("rope", repair="sinks"), [SINKS + 24, SINKS + 24]),
+    for model, kept in ((make("rope", repair="sinks"), [SINKS + 24, SINKS + 24]),
                         (make("rope_nope"), [7, 150])):  # it doubles
         cache = names.new_cache(model, 80)
         for _ in range(8):
