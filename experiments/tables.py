@@ -307,7 +307,7 @@ def retrieval_tables(runs, numbers):
               "of each row's seeds, with 95 % intervals over documents (other seeds would add to "
               "them):", table(runs[len(same):], apart, same))]
     if numbers:
-        theirs = [[label, *ys] for label, ys in numbers.items()]
+        theirs = [[label, *(f"{y:.2f}" for y in ys)] for label, ys in numbers.items()]
         texts.append(("nDCG@10 in the paper (MLDR, 512 tokens):",
                       markdown(["model", *heads], theirs)))
     return texts
