@@ -21,8 +21,9 @@ class Task:
     NAME. It must have `batch` and `vocab_size`, which may be set in __post_init__; tokens are from
     0 to vocab_size - 1. What else it leaves out is as written here.
 
-    A field, which is a member with a type, is also a flag of train.py, its comment the flag's help.
-    Settings that do not fit raise ValueError, one line for the user, in __post_init__.
+    A field, which is a member with a type, is also a flag of train.py, its comment the flag's help
+    (at --block_size stands the model's). Settings that do not fit raise ValueError, one line for
+    the user, in __post_init__.
 
     Below, B is the number of sequences and T their length in tokens. Batches are NumPy arrays drawn
     from `rng` alone: the same seed gives the same batch on every machine. `forward`, `score`,
