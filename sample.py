@@ -77,7 +77,7 @@ def write(model, idx, prompt, encoding, args):
             print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
     except ValueError as e:  # positions that end
         if not n:
-            raise
+            fail(e)
         ended = f"; {e}"
     print(utf8.decode(b"", final=True), flush=True)
     speed = f", {(n - 1) / (time.monotonic() - start):,.0f} tok/s" if n > 1 else ""

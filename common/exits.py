@@ -103,6 +103,10 @@ def script(name, *words):
     say(f"\n$ python {name if module != name else '-m ' + name} {shlex.join(words)}")
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # from any folder
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(paths))
-    code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a kill ends it, too
+    try:
+        code = subprocess.run([sys.executable, "-P", "-m", module, *words], env=env).returncode
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code:
         sys.exit(code)

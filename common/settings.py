@@ -1,4 +1,5 @@
 """What a training can be told: TrainConfig, RunConfig, and the fields of its model and task."""
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,7 +108,7 @@ def parsed(argv, description, module, task, defaults, fixed):
     for name in vars(c).keys() & fixed:
         asked, has = getattr(c, name), defaults[name]
         if asked != has:
-            fail(f"--{name} {asked}: the run, or what --model names, has {has}")
+            fail(f"--{name} {asked}: the run, or what --model names, has {has!r}")
     return c
 
 
@@ -116,13 +117,18 @@ def configs(module, task):
 
 
 def check(c):
-    """A setting out of its range ends here, in one line. What AdamW is given, it checks itself."""
+    """A setting out of its range ends here, in one line."""
     for name in ("batch_size", "gradient_accumulation_steps", "max_iters", "eval_interval",
                  "eval_iters", "log_interval", "block_size", "n_layer", "n_head", "n_embd", "rho"):
-        if getattr(c, name, 1) < 1:
+        if not getattr(c, name, 1) >= 1:  # as NaN is not
             fail(f"--{name} {getattr(c, name)} must be at least 1")
     if not (0 <= c.seed < 1 << 23 and c.grad_clip >= 0):
         fail(f"--seed {c.seed} and --grad_clip {c.grad_clip} must be at least 0, a seed below 2^23")
+    for name in "weight_decay", "warmup_iters", "lr_decay_iters", "kappa", "eta":
+        if not 0 <= getattr(c, name) < math.inf:
+            fail(f"--{name} {getattr(c, name)} must be at least 0, and finite")
+    if not 0 <= getattr(c, "dropout", 0) < 1:
+        fail(f"--dropout {c.dropout} must be at least 0, and less than 1")
     if c.lr_decay != "none" and not 0 <= c.min_lr <= c.learning_rate:
         fail(f"--min_lr {c.min_lr} is more than --learning_rate {c.learning_rate}, or below 0")
     if getattr(c, "repair", "") and not c.original_length:
