@@ -65,9 +65,9 @@ def validate(model, task, c, device, context):
             try:
                 with context:
                     logits, loss = task.forward(model, x, y)
-            except ValueError as e:  # positions that end before the sequences of a test split do
+            except ValueError:  # positions that end before the sequences of a test split do
                 if n == 0:
-                    fail(e)
+                    raise
                 break
             if n == 0:
                 losses.append(loss.item())
@@ -231,11 +231,12 @@ def train(c, out, saved):
             validating = it % c.eval_interval == 0 or it == c.max_iters
             logging = it % c.log_interval == 0 or validating or stopping
 
-            # step; a GPU waits where a number is looked at, so that is done when one is logged
+            # step; a GPU has to wait where we read a number, so we do that where we log one
             finite += loss + norm  # a sum that is not finite, once one of them was not
             if (logging or device.type == "cpu") and not finite.isfinite():
+                advice = "a lower --learning_rate may help" if it > 1 else "before any step"
                 fail(f"loss {loss:.4g}, norm of its gradient {norm:.4g}: not finite by iter {it}; "
-                     "a lower --learning_rate may help")
+                     f"{advice}")
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if average:

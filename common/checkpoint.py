@@ -1,7 +1,7 @@
 """Checkpoints: where they are, and models out of them."""
 import glob
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch
 
@@ -62,7 +62,7 @@ def load_weights(model, weights, path):
 
 
 def at_test(config, changes):
-    """What `--set NAME=VALUE ...` changes of a run's config: texts in its model file's AT_TEST."""
+    """What `--set NAME=VALUE ...` changes of a run's config: fields in its model file's AT_TEST."""
     module, _ = names.models()[config["model"]]
     choices, values = getattr(module, "AT_TEST", ()), {}
     for change in changes:
@@ -70,7 +70,7 @@ def at_test(config, changes):
         if not equals or name not in choices:
             fail(f"--set {change}: {names.file_of(module.GPT)} takes NAME=VALUE at test time, "
                  f"NAME one of: {', '.join(choices) or 'none'}")
-        values[name] = value
+        values[name] = get_type_hints(module.GPTConfig)[name](value)
     return values
 
 

@@ -46,6 +46,9 @@ def models():
             found.why_not[own] = e
             print(f"warning: {path.name} is left out: {e!r}", file=sys.stderr)
             continue
+        if path.parent == ROOT and own not in variants:
+            answers = f"error: {path.name} answers to {', '.join(variants)}: see VARIANTS in it"
+            found.why_not[own] = SystemExit(answers)
         for name, fields in variants.items():
             if name in found:
                 found.why_not[name] = SystemExit(

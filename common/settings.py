@@ -78,11 +78,12 @@ def resumed_settings(saved, argv, description=None):
     """A run's that goes on; where it runs, how it reports and how far may change."""
     config = saved["config"]
     text = names.text_setting(config)
+    moved = {text: ""} if "tokenizer" in config else {}  # where a text lies may change, no task
     module, _ = names.models()[config["model"]]
-    changing = {text, "max_iters", *RunConfig.__dataclass_fields__} - {"out_dir", "dtype"}
-    c = parsed(argv, description, module, names.trained_on(config), config | {text: ""},
+    changing = {*moved, "max_iters", *RunConfig.__dataclass_fields__} - {"out_dir", "dtype"}
+    c = parsed(argv, description, module, names.trained_on(config), config | moved,
                config.keys() - changing)
-    if not getattr(c, text):
+    if moved and not getattr(c, text):
         check_text(config, saved["source"])
         setattr(c, text, config[text])
     if c.max_iters < saved["iter"]:
@@ -94,7 +95,7 @@ def parsed(argv, description, module, task, defaults, fixed):
     """The settings of a model and a task: flags, else defaults, which those in `fixed` keep."""
     parser = flags.Parser(description=description, usage="python train.py [--flag VALUE ...]")
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder; only its "
-                        "max_iters, where its text lies and the flags under `run` may change")
+                        "max_iters, where its text lies, and where and how it runs may change")
     about = f"from the VARIANTS of a model file: {', '.join(names.main_models())}"
     flags.add_flag(parser, "model", str, about, TrainConfig.model)
     parser.set_defaults(vocab_size=0)  # no flag: the task has it

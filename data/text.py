@@ -60,7 +60,7 @@ class Task(tasks.Task):
     def __post_init__(self):
         if self.data not in CORPORA:  # a run can be resumed and evaluated from any folder
             self.data = str(absolute(self.data))
-        folder, self.meta = prepare(self.data, self.tokenizer, self.max_tokens)
+        folder, self.meta = streams_of(self.data, self.tokenizer, self.max_tokens)
         self.vocab_size, self.source = VOCABULARY[self.tokenizer], self.meta["sha256"]
         self.need(2, SPLITS)
         self.streams = {split: np.memmap(folder / f"{split}.bin", np.uint16, "r")
@@ -155,7 +155,7 @@ def encode(encoding, text):
 # -----------------------------------------------------------------------------
 # preparation: a corpus becomes a folder of three streams and meta.json
 
-def prepare(data, tokenizer, max_tokens=0):
+def streams_of(data, tokenizer, max_tokens=0):
     """-> the folder of a corpus' streams, made if it is not there, and its meta.json."""
     if max_tokens < 0:
         raise ValueError("--max_tokens must be 0 (all) or more")

@@ -276,14 +276,16 @@ def theorem(panel, hard_coded, out):
     for norm, model in hard_coded["models"].items():
         color = plot.color_of(norm)
         trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
-        precision, tvd = (by_trial(trained, metric) for metric in ("precision", "tvd"))
-        precision = precision[precision[:, 0] > 0]  # that tell present from absent at length 2
         formula, measured = np.array([model["formula"], model["precision"]])
         left.plot(T, formula / formula[0], color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
         left.plot(T[::4], measured[::4] / measured[0], "o", color=color, ms=5, mfc="none")
+        right.plot(T, model["tvd"], color=color, lw=2.4)
+        if not trained:
+            continue
+        precision, tvd = (by_trial(trained, metric) for metric in ("precision", "tvd"))
+        precision = precision[precision[:, 0] > 0]  # that tell present from absent at length 2
         if len(precision):
             left.plot(T, np.median(precision / precision[:, :1], 0), color=color, lw=1.2, ls="--")
-        right.plot(T, model["tvd"], color=color, lw=2.4)
         right.plot(T, np.median(tvd, 0), color=color, lw=1.2, ls="--")
     plot.length_axis(left)
     left.set(yscale="log", xlabel="length (symbols)", ylabel="precision, at length 2 = 1",

@@ -61,13 +61,14 @@ def load(args, key):
         files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
         if (path / "log.jsonl").exists():  # a run
             rows.append(logged(path, str(path)))
-            files = path.glob("eval.json")
+            files = [] if key in rows[-1] else path.glob("eval.json")
         for result in map(read_json, files):
             rows += [result | row for row in result.get("runs", [])]
     rows = [row for row in rows if row.get(key)]
     if not rows:
         paths = " ".join(map(str, args.paths))
-        fail(f"no run in {paths} has {key!r}, which this figure is of: score it with eval.py")
+        fail(f"no run in {paths} has {key!r}, which this figure is of; train.py logs losses, "
+             "eval.py the rest")
     labels = named(rows)
     for label in args.rows or []:
         if label not in labels:
@@ -445,11 +446,10 @@ def default_paths(figure):
 
 def beside(args):
     """Where the picture is: in the run's folder, or beside what was read."""
-    first = args.paths[0]
+    first, ending = args.paths[0], f".{args.metric}.png" if args.metric else ".png"
     if (first / "log.jsonl").exists():
         folder = first if len(args.paths) == 1 else first.parent
-        return folder / f"{args.figure}.png"
-    ending = f".{args.metric}.png" if args.metric else ".png"
+        return folder / f"{args.figure}{ending}"
     return str(first).removesuffix(".json") + ending
 
 

@@ -30,7 +30,7 @@ def test_what_a_task_leaves_out_is_plain(tasks):
 @pytest.mark.parametrize("line, says", [
     ("return x, x[:, 1:]", "y as torch.int64 of shape (4, 15): x and y must both be int64 of"),
     ("return x, x - 2", "y with values from -2 to 0: they must be from -1 to 2")])
-def test_a_wrong_batch_is_named_in_one_line(line, says, tasks):
+def test_a_wrong_batch_is_named(line, says, tasks):
     write_task(tasks, "bad", TWO_MEMBERS.replace("return x[:, ::-1], (x[:, ::-1] + 1) % 3", line))
     with pytest.raises(ValueError, match=f"^data.bad: batch.* returns {re.escape(says)}"):
         names.make_task(dict(data="bad", block_size=16)).tensors("iid", 4, rng())

@@ -93,7 +93,7 @@ def test_taken_names_name_both_files_and_only_when_asked(copy, capsys):
     for name in ("cable", "cable_nw"):
         with pytest.raises(SystemExit, match="model_cable.py and model_mine.py both answer to"):
             names.models()[name]
-    with pytest.raises(SystemExit, match="unknown model 'mine', in no file's VARIANTS"):
+    with pytest.raises(SystemExit, match="model_mine.py answers to cable, cable_nw"):
         names.models()["mine"]
 
 

