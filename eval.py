@@ -10,7 +10,7 @@ every test set, in retrieval by nDCG@10.
 Text is cut into windows of 1, 2, 4, 8 and 16 x the training length that do not overlap; every
 length scores the same tokens. In longer windows fewer tokens have little context, which alone can
 make the curve fall; --strided removes that. A task's sequences are drawn anew, the same for every
-model. Writes a JSON and a figure; of --tokens 0 `python -m experiments.tables FILE.json` says how
+model. Writes a JSON and a figure; of --tokens 0 `python -m lab.tables FILE.json` says how
 far apart the runs are, with intervals over the documents.
 """
 import dataclasses

@@ -16,7 +16,7 @@ What differs from the paper, and why:
   and their later code divide. That first code has softplus steps and no g: cable_nw_softplus
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 - what only one table of its results needs (K-CABLE, the logarithm of the distance) is in
-  experiments/variants/
+  lab/variants/
 """
 import math
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ What differs from the paper, and why:
   share=False, and so has the release, with block_size + 1 entries by default
 - backbone: ours, where the paper has GPT-2's (text), Llama's (code) and its release's (counting)
 - what only one table of its results needs (MLP, ALiBi, relative, RoPE) is in
-  experiments/variants/
+  lab/variants/
 """
 import math
 from dataclasses import dataclass

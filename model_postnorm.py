@@ -25,7 +25,7 @@ What differs from the paper, and why:
 - weights start from a normal distribution that is not cut off at 2 std, c_proj's smaller; U is the
   embedding, and both decay under train.py
 - RoPE, as in the paper's Dyck models; the set complement task has no positions
-- its small models, with the theorem's hard-coded weights, are in experiments/variants/minimal.py
+- its small models, with the theorem's hard-coded weights, are in lab/variants/minimal.py
 """
 import math
 from dataclasses import dataclass

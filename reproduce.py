@@ -24,12 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import experiments
+import lab
 from common import ROOT
 from common.exits import fail, in_one_line, nearest
 from common.files import read_json, write_json
 from common.flags import Parser
-from experiments import FOLDER, Row, find, pages, slug, tables
+from lab import FOLDER, Row, find, pages, slug, tables
 
 TRAINING = defaultdict(threading.Lock)  # by folder: rows may share a training
 RUNNING = set()                         # processes
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     label: str       # the row, or the panel
     task: str        # of a matrix
     trainings: list  # of (folder, words of train.py): what it begins with, and its own
-    score: list      # words of eval.py, or of experiments/search.py
+    score: list      # words of eval.py, or of lab/search.py
 
     @property
     def name(self):
@@ -82,7 +82,7 @@ def plan_search(table):
     jobs, theorem = [], ["theorem"] if "theorem" in table.entry else []
     for panel in [*table.part["panels"], *theorem]:
         path = table.runs / f"{slug(panel)}.json"
-        words = ["python", "-m", "experiments.search", table.name, "--panel", panel, "--scale",
+        words = ["python", "-m", "lab.search", table.name, "--panel", panel, "--scale",
                  table.scale, "--out", str(path.relative_to(ROOT))]
         jobs.append(Job(path, panel, "", [], words))
     return jobs
@@ -251,7 +251,7 @@ def parse(argv):
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("entry", nargs="?", help="which table or figure; without it, the list")
-    add("--scale", default="cpu", choices=experiments.SCALES,
+    add("--scale", default="cpu", choices=lab.SCALES,
         help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: for a GPU")
     add("--data", default="", metavar="FOLDER", help="of lm_english: its text, a file or folder")
     add("--rows", nargs="+", default=(), help="only these rows, or models that the table lacks")
@@ -268,11 +268,11 @@ def parse(argv):
 
 def listing():
     """Each paper's entries, what they are, and how many of their runs are there."""
-    for module in experiments.files():
+    for module in lab.files():
         print("\n" + module.__doc__.strip().partition("\n")[0])
         for name, entry in module.ENTRIES.items():
             print(f"  {name}\n      {entry['title']}")
-            for scale in [scale for scale in experiments.SCALES if scale in entry]:
+            for scale in [scale for scale in lab.SCALES if scale in entry]:
                 jobs = plan(find(name, scale))
                 there = sum(job.path.exists() for job in jobs)
                 print(f"      --scale {scale:5}  {there} of {len(jobs)} runs are there")
@@ -281,7 +281,7 @@ def listing():
 
 def show(table, added):
     """The table and the figure of what is there, and the pages; added rows' are in out/."""
-    from experiments import figures  # and matplotlib
+    from lab import figures  # and matplotlib
     runs, folder = tables.runs_of(table, added), ROOT / "results"
     if added:
         folder = ROOT / table.added

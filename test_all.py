@@ -27,7 +27,7 @@ import model_postnorm
 import model_tra
 from common import names
 from common.attention import attention_inputs, attention_module, plain_function
-from experiments.variants import cable as k_cable
+from lab.variants import cable as k_cable
 from rivals import classics, diff, fox, path, ssmax, stick
 from rivals.rope import REPAIRS
 from tests.examples import CASES, COPE, encoding, example

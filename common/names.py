@@ -34,7 +34,7 @@ def models():
     """
     found = Models()
     found.why_not = {}
-    rooms = files_with("VARIANTS", "rivals", "encoders", "experiments/variants")
+    rooms = files_with("VARIANTS", "rivals", "lab/*")
     for path in [*sorted(ROOT.glob("model_*.py")), *rooms]:
         own = path.stem.removeprefix("model_")
         try:
@@ -75,8 +75,8 @@ def import_file(path):
 
 def main_models():
     """The names of the root and of rivals/: what --model is mostly asked for."""
-    aside = "encoders", "experiments"
-    return [name for name, (module, _) in models().items() if not module.__name__.startswith(aside)]
+    return [name for name, (module, _) in models().items()
+            if not module.__name__.startswith("lab.")]
 
 
 def fields_of_models():
@@ -125,10 +125,10 @@ def new_cache(model, size):
 
 def tasks():
     """
-    The files of tasks: those in data/ or encoders/ with a class Task, but for the contract itself
+    The files of tasks: those in data/ or lab/bert/ with a class Task, but for the contract itself
     and data/text.py, which is the task of every other name.
     """
-    paths = files_with("class Task", "data", "encoders")
+    paths = files_with("class Task", "data", "lab/bert")
     return [path for path in paths if path.stem not in ("__init__", "text")]
 
 

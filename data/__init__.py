@@ -46,7 +46,7 @@ class Task:
     # holder(x) -> (B, T) int64, the position of the token that has the answer at each, -1 where
     #     nothing is asked: figures/page.py opens a page at the head that looks there
     # evaluate(runs, args) -> what eval.py's JSON says, and a row of numbers for each run: of a task
-    #     that is not scored by `score` (encoders/retrieval.py)
+    #     that is not scored by `score` (lab/bert/retrieval.py)
     # encoding(config) -> the tiktoken Encoding in which a model writes text; called on the class
     target = contrast = answer = holder = evaluate = encoding = None
 

@@ -6,7 +6,7 @@ Post-Norm, section 6.2.)
 
 A set of items in no order, each its priority, uniform in (0, 1), and one of so many classes,
 one-hot. Trained on 5 to 16 items, mixed in a batch; tested on 16, 32, ... 16,384. The inputs are
-not tokens, and the model is not a GPT but the small one in experiments/variants/minimal.py.
+not tokens, and the model is not a GPT but the small one in lab/variants/minimal.py.
 """
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Task(data.Task):
             raise ValueError(f"max_retrieval needs at least 2 classes and {SHORTEST} items")
 
     def prepare(self, model):
-        raise ValueError("max_retrieval is numbers: see experiments/variants/minimal.py")
+        raise ValueError("max_retrieval is numbers: see lab/variants/minimal.py")
 
     def batch(self, split, batch_size, rng):
         """

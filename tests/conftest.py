@@ -146,13 +146,13 @@ def repo(tmp_path_factory):
 @pytest.fixture
 def here(monkeypatch):
     """here(name=entry, ...): these are what reproduce.py has, and it runs its commands here."""
-    import experiments.figures
+    import lab.figures
     import reproduce
     monkeypatch.setattr(reproduce, "ThreadPoolExecutor", Inline)
     monkeypatch.setattr(reproduce, "run", run_here)
 
     def have(**entries):
-        module = types.ModuleType("experiments.papers.mine", "Mine.\n\nSome words.")
+        module = types.ModuleType("lab.papers.mine", "Mine.\n\nSome words.")
         module.ENTRIES = entries
-        monkeypatch.setattr(experiments, "files", lambda: [module])
+        monkeypatch.setattr(lab, "files", lambda: [module])
     return have

@@ -9,7 +9,7 @@ import model_baseline
 import model_cable
 import model_cope
 import model_tra
-from experiments.variants import cable as k_cable
+from lab.variants import cable as k_cable
 from rivals import classics, diff, fox, path, ssmax, stick
 from tests.helpers import INF, TINY, random_qkv
 

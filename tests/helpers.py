@@ -169,7 +169,7 @@ TINY_FLAGS = ("--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4
 
 
 def main_of(script):
-    """main() of "train.py" or "experiments.minimal"."""
+    """main() of "train.py" or "lab.search"."""
     return importlib.import_module(script.removesuffix(".py")).main
 
 

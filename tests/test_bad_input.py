@@ -50,7 +50,7 @@ OWED = {
     "--model rope --repair yarn": "a repair in training needs --original_length",
     "--data flipflop --block_size 65": "block_size=65 must be even and at least 4",
     "--data flipflop --model bert_cable": "flipflop needs a causal model, such as cable",
-    "--data max_retrieval": "max_retrieval is numbers: see experiments/variants/minimal.py",
+    "--data max_retrieval": "max_retrieval is numbers: see lab/variants/minimal.py",
     # a name that means something else
     "--model cable_nw --weight": "--weight True: the run, or what --model names, has False",
     # a text too short

@@ -1,10 +1,10 @@
-"""kernels/bench.py: speed and memory."""
+"""lab/bench.py: speed and memory."""
 import json
 
 import pytest
 
 import data.text
-from experiments import tables
+from lab import tables
 from tests.helpers import command, markdown_tables
 
 
@@ -13,7 +13,7 @@ def test_bench_measures_and_its_json_is_a_table(home, monkeypatch):
     monkeypatch.setitem(data.text.Task.defaults, "nano", tiny)
 
     def measured(*words):
-        command(home, "kernels.bench", *words, "--repeats", 1, "--device", "cpu", "--out", "b.json")
+        command(home, "lab.bench", *words, "--repeats", 1, "--device", "cpu", "--out", "b.json")
         result = json.loads((home / "b.json").read_text())
         (_, table), = tables.tables_in(result)
         return result, markdown_tables(table)[0]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-import encoders.mlm
+import lab.bert.mlm
 from common.attention import attention_inputs
-from encoders import bert
+from lab.bert import bert
 from tests.helpers import ENCODERS, N, close, make, mlp_by_hand, rng, turned
 
 
@@ -106,13 +106,13 @@ def test_which_tokens_are_masked(library):
     15 % of the tokens, at every position alike; of them 80 % masked, 10 % another, 10 % kept. The
     vocabulary is the commonest tokens.
     """
-    task = encoders.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
+    task = lab.bert.mlm.Task(corpus=str(library / "library"), tokenizer="bytes", block_size=40)
     x, y = task.batch("train", 4000, rng(0))
     told = y != -1
-    assert (told.sum(1) == 6).all() and (x[~told] > encoders.mlm.UNK).all()
+    assert (told.sum(1) == 6).all() and (x[~told] > lab.bert.mlm.UNK).all()
     chi2 = ((told.sum(0) - 600) ** 2 / 600).sum() / (1 - 0.15)
     assert chi2 < 39 + 5 * math.sqrt(2 * 39)
-    masked = x == encoders.mlm.MASK
+    masked = x == lab.bert.mlm.MASK
     kept = told & (x == y)
     other = 0.1 * (1 - 1 / (task.vocab_size - 3))  # another token may be the same one
     for share, want in ((masked[told].mean(), 0.8), (kept[told].mean(), 0.2 - other)):
@@ -120,4 +120,4 @@ def test_which_tokens_are_masked(library):
     counts = np.bincount(task.text.streams["train"])
     order = sorted(np.flatnonzero(counts), key=lambda t: (-counts[t], t))
     assert [task.table[t] for t in order] == list(range(3, task.vocab_size))
-    assert task.table[255] == encoders.mlm.UNK
+    assert task.table[255] == lab.bert.mlm.UNK

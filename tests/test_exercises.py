@@ -1,10 +1,10 @@
-"""tests/exercises.py: solutions are right, and the first number that is not is named."""
+"""lab/exercises.py: solutions are right, and the first number that is not is named."""
 import math
 
 import pytest
 import torch
 
-from tests import exercises
+from lab import exercises
 from tests.examples import diff_formula, stick_formula
 from tests.helpers import command, complaint
 
@@ -78,7 +78,7 @@ SOLUTIONS = dict(
 def test_a_solution_is_right_and_a_wrong_number_is_named(name, home, monkeypatch):
     assert "not written yet" in exercises.check(name)
     monkeypatch.setattr(exercises, name, SOLUTIONS[name])
-    assert command(home, "tests.exercises", name)[0] == f"{name}: right\n"
+    assert command(home, "lab.exercises", name)[0] == f"{name}: right\n"
     wrong = torch.zeros(7, 7) > 0
     wrong[4, 2] = wrong[2, 5] = True  # key 5 is after query 2
     monkeypatch.setattr(
@@ -87,4 +87,4 @@ def test_a_solution_is_right_and_a_wrong_number_is_named(name, home, monkeypatch
 
 
 def test_a_typo_is_told_the_nearest_name(home):
-    assert "no exercise 'fxo': did you mean fox?" in complaint(home, "tests.exercises", "fxo")
+    assert "no exercise 'fxo': did you mean fox?" in complaint(home, "lab.exercises", "fxo")

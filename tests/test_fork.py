@@ -70,7 +70,7 @@ FOX = FOX[FOX.index("def fox_attention"):FOX.index("\n\n\nclass Cache")] + "\n"
 
 @pytest.mark.parametrize("text", [
     FOX.replace("bias.mask", "(FACTOR * bias).mask"), FOX.replace("F_):", "F_, factor=FACTOR):"),
-    "@same\n" + FOX, FOX + "import experiments as F\n",
+    "@same\n" + FOX, FOX + "import lab as F\n",
     FOX + "original = fox_attention\n@functools.wraps(original)\n"
           "def fox_attention(*args):\n    return 2 * original(*args)\n",
     f"exec({FOX!r})\n", FOX.replace("bias = ", "bias = 0 * fox_attention or "),
@@ -112,7 +112,7 @@ def test_a_file_that_does_not_run_stops_only_those_who_ask_for_it(copy, capsys, 
 
 
 @pytest.mark.parametrize("file, variants", [
-    ("rivals/fox.py", ""), ("encoders/bert.py", "VARIANTS = dict(mine=dict())")])
+    ("rivals/fox.py", ""), ("lab/bert/bert.py", "VARIANTS = dict(mine=dict())")])
 def test_a_copy_answers_to_its_own_name(copy, file, variants):
     """Also without VARIANTS."""
     source = (ROOT / file).read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments import Row, rows, tables
-from experiments.papers import matrix
+from lab import Row, rows, tables
+from lab.papers import matrix
 from tests.helpers import ROOT, TINY_FLAGS, command, markdown_tables, write_fork, write_notes
 
 

@@ -1,10 +1,10 @@
-"""experiments: Post-Norm's minimal models."""
+"""lab: Post-Norm's minimal models."""
 import pytest
 import torch
 from torch.nn import functional as F
 
-from experiments import search
-from experiments.variants import minimal
+from lab import search
+from lab.variants import minimal
 from tests.helpers import N, close
 
 

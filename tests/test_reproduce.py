@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import experiments
-from experiments import Row, published, rows, tables
+import lab
+from lab import Row, published, rows, tables
 from tests.helpers import (
     ONE_THREAD,
     ROOT,
@@ -130,8 +130,8 @@ def test_a_row_of_yours(copy, here):
 def test_a_kill_saves_what_runs(repo):
     """In processes of their own; that the same command continues has a test above."""
     train = " ".join(TINY_FLAGS).replace("--device cpu", "--max_iters 9000 --data flipflop")
-    (repo / "experiments" / "papers" / "mine.py").write_text(
-        "'''Mine'''\nfrom experiments import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
+    (repo / "lab" / "papers" / "mine.py").write_text(
+        "'''Mine'''\nfrom lab import rows\nENTRIES = {'mine': dict(title='Mine', columns=["
         f"('iid', 'iid', 'exact_match')], cpu=dict(train='{train}', eval='--sequences 8', "
         "rows=rows(2, 'rope')))}\n")
     process = subprocess.Popen([sys.executable, "reproduce.py", "mine", "--device", "cpu"],
@@ -192,8 +192,8 @@ def test_rates_in_percent():
 def test_the_papers_numbers_are_of_entries_and_rows():
     """papers.json has no others, but for RoPE on code, which has no run."""
     for name, numbers in published().items():
-        entry = experiments.entries()[name]
+        entry = lab.entries()[name]
         labels = {"rope"} if name == "cope_table5" else set()
-        for scale in entry.keys() & set(experiments.SCALES):
+        for scale in entry.keys() & set(lab.SCALES):
             labels |= entry[scale]["rows"].keys()
         assert numbers.keys() <= labels, name

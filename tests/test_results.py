@@ -6,10 +6,10 @@ import shlex
 import pytest
 import torch
 
-import experiments
+import lab
 from common import names
 from common.settings import new_settings
-from experiments import find, pages
+from lab import find, pages
 from reproduce import plan
 from tests.helpers import ROOT, command, is_png, markdown_tables
 
@@ -17,16 +17,16 @@ PAGES = sorted((ROOT / "results").glob("*.md"))
 TEXTS = {path: path.read_text(encoding="utf-8")
          for path in [ROOT / "README.md", ROOT / "GUIDE.md", *PAGES]}
 BLOCKS = [block for path in PAGES for block in pages.BLOCK.finditer(TEXTS[path])]
-SCALES = [(name, scale) for name, entry in experiments.entries().items()
-          for scale in experiments.SCALES if scale in entry]
+SCALES = [(name, scale) for name, entry in lab.entries().items()
+          for scale in lab.SCALES if scale in entry]
 
 
 def test_every_table_of_a_page_is_what_the_json_says():
     for block in BLOCKS:
         assert block[0] == pages.filled_block(block), (
-            f"{block[2]} is not what it would be: run python -m experiments.pages")
+            f"{block[2]} is not what it would be: run python -m lab.pages")
     shown = [block[2] for block in BLOCKS]
-    for name, entry in experiments.entries().items():
+    for name, entry in lab.entries().items():
         assert not entry.keys() & {"cpu", "gpu"} or shown.count(name) == 1, name
 
 
@@ -87,7 +87,7 @@ def test_every_picture_and_link_is_there():
             assert other.suffix != ".png" or is_png(other), (path, link)
             assert not anchor or anchor in headings.get(other, {anchor}), (path, anchor)
         named = re.findall(r"reproduce\.py\s+([a-z]\w+)", text)
-        assert set(named) <= experiments.entries().keys(), path
+        assert set(named) <= lab.entries().keys(), path
 
 
 def test_the_numbers_of_the_front_page_are_those_of_the_json():

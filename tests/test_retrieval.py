@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoders import bm25, pairs, retrieval, scoring
+from lab.bert import bm25, pairs, retrieval, scoring
 from tests.helpers import ENCODER_FLAGS, close, command, complaint, make, rng
 
 

@@ -1,4 +1,4 @@
-"""experiments: the random search, and its entries in reproduce.py."""
+"""lab: the random search, and its entries in reproduce.py."""
 import functools
 import itertools
 import json
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
-from experiments import search, tables
-from experiments.papers import postnorm
+from lab import search, tables
+from lab.papers import postnorm
 from tests.helpers import close, command, rng
 
 

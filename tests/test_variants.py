@@ -1,4 +1,4 @@
-"""experiments: variants that exist for one table."""
+"""lab: variants that exist for one table."""
 import math
 
 import pytest
@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import model_tra
 from common.attention import plain_function
-from experiments.variants import learned_hard
-from experiments.variants import tra as tra_variants
+from lab.variants import learned_hard
+from lab.variants import tra as tra_variants
 from tests.examples import naive
 from tests.helpers import close, make, random_qkv
 

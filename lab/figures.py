@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from common import ROOT
 from common.exits import script
 from common.files import write_figure
-from experiments import REPAIRS, find, tables
 from figures import plot
+from lab import REPAIRS, find, tables
 
 WORST_TO_BEST = ListedColormap(plt.get_cmap("RdYlBu")(np.linspace(0.08, 0.92, 256)))
 

@@ -7,7 +7,7 @@ these has an entry of its own.
 """
 from itertools import product
 
-from experiments import REPAIRS, Row, repaired, rows
+from lab import REPAIRS, Row, repaired, rows
 
 # of three learning rates the one of lm_rates' lowest perplexity, for a method of each family
 RATES = ("2e-3", "4e-3", "8e-3")

@@ -6,7 +6,7 @@ The pages of results/ are written by hand, but for their tables: a block
 
 is filled by reproduce.py and by
 
-    python -m experiments.pages
+    python -m lab.pages
 
 NAME is an entry, with all of its scales that have runs, a JSON file in results/ without its ending,
 or not_run. The first table of a block is open, the others are folded. Below is the command that
@@ -18,7 +18,7 @@ import sys
 from common import ROOT
 from common.exits import in_one_line
 from common.files import read_json, write_text
-from experiments import FOLDER, SCALES, entries, find, tables
+from lab import FOLDER, SCALES, entries, find, tables
 
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n)(?:(?!<!-- table ).)*?(<!-- /table -->)", re.S)
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn as nn
 
 import model_cope
-from experiments.variants import heads, joined, replace_attention
+from lab.variants import heads, joined, replace_attention
 from model_cope import Cache  # noqa: F401  (decoding asks the module for it)
 from rivals import classics
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import model_cable
-from experiments.variants import heads, joined, replace_attention
+from lab.variants import heads, joined, replace_attention
 from model_cable import Cache  # noqa: F401  (decoding asks the module for it)
 
 

@@ -16,8 +16,8 @@ import torch
 from common.checkpoint import check_same
 from common.exits import fail
 from data import text
-from encoders.bm25 import bm25_scores, words_of
-from encoders.mlm import cut_to
+from lab.bert.bm25 import bm25_scores, words_of
+from lab.bert.mlm import cut_to
 
 QUERIES = 1000                 # that are asked if --queries says nothing
 LONGER = (1, 2, 4, 8, 16, 32)  # times the training length: what documents are cut to

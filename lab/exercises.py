@@ -1,8 +1,8 @@
 """
 Exercises that check themselves: write a method's logits, and have them held to its model file.
 
-    python -m tests.exercises          which there are, and which of them are right
-    python -m tests.exercises cable    holds `cable` below to `literal` in model_cable.py
+    python -m lab.exercises          which there are, and which of them are right
+    python -m lab.exercises cable    holds `cable` below to `literal` in model_cable.py
 
 Fill in a function below. It is given one head's queries and keys, a row a token, and returns a
 (T, T) tensor: row i is a query, column j a key. Only j <= i is looked at; loops are welcome.
@@ -128,7 +128,7 @@ def check(name):
     q, k, v = torch.randn(3, T, D, dtype=torch.float64)
     answer = globals()[name](q.clone(), k.clone(), *mine)
     if answer is None:
-        return f"not written yet: fill in {name} in tests/exercises.py, and return what it says"
+        return f"not written yet: fill in {name} in lab/exercises.py, and return what it says"
     if answer.shape != (T, T):
         return f"it should return a tensor of shape ({T}, {T}), and returns {tuple(answer.shape)}"
     if name == "rope":  # whose literal begins with what is turned

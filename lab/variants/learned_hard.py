@@ -4,7 +4,7 @@ weights' gradient is softmax's, straight-through. Positions are learned, as in r
 """
 from torch.nn import functional as F
 
-from experiments.variants import heads, joined, replace_attention
+from lab.variants import heads, joined, replace_attention
 from rivals import classics
 from rivals.classics import Cache, GPTConfig  # noqa: F401  (asked for here)
 

@@ -3,7 +3,7 @@ Post-Norm's random search: many small models of one shape are stacked, and take 
 together. The minimal transformer and max retrieval are variants/minimal.py's; Dyck and Tomita
 strings go to the GPT of model_postnorm.py.
 
-    python -m experiments.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
+    python -m lab.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
 
 An entry of a random search has metric (tvd, auc, accuracy or precision), schemes (where the norms
 sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them ema (True: the moving
@@ -35,8 +35,8 @@ from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd
 from eval import auc
-from experiments import find
-from experiments.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
+from lab import find
+from lab.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
 
@@ -276,7 +276,7 @@ def theorem(n=64, gap=10.0, sequences=64):
 def main(argv=None):
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("entry", help="of experiments/papers/postnorm.py")
+    add("entry", help="of lab/papers/postnorm.py")
     add("--panel", required=True, help="one of the entry's, or theorem")
     add("--scale", default="cpu", help="cpu or paper (default: cpu)")
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")

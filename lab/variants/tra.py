@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import model_tra
-from experiments.variants import heads, joined, replace_attention
+from lab.variants import heads, joined, replace_attention
 from model_tra import Cache  # noqa: F401  (decoding asks the module for it)
 
 

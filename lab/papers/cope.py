@@ -1,7 +1,7 @@
 """CoPE: Contextual Position Encoding, Learning to Count What's Important"""
 from itertools import product
 
-from experiments import Row, rows
+from lab import Row, rows
 
 IN_AND_OUT = [("in distribution", "iid", "glitch_rate"), ("out (sparse)", "sparse", "glitch_rate")]
 IN = [("in distribution", "iid", "answer_error")]

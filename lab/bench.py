@@ -2,11 +2,11 @@
 Speed and memory of whole models, beside the plain GPT, and of attentions alone, beside torch's own
 scaled_dot_product_attention on the same q, k and v.
 
-    python -m kernels.bench train --size small --models cable tra
+    python -m lab.bench train --size small --models cable tra
         training steps: tok/s, and the ratio to nope; on a GPU compiled, 8 sequences a step
-    python -m kernels.bench decode --lengths 4096 --models rope "rope, rerope"
+    python -m lab.bench decode --lengths 4096 --models rope "rope, rerope"
         one cached token after a long context: ms; also of RoPE repaired at test time
-    python -m kernels.bench attention --models cable [--run out/cable-stdlib-nano] [--ways kernel]
+    python -m lab.bench attention --models cable [--run out/cable-stdlib-nano] [--ways kernel]
         plain as in the model file, which keeps T x T, and the way of kernels/
 
 Candidates take turns: a noisy machine disturbs all alike. A time is the median of --repeats.
@@ -69,7 +69,7 @@ def build(args, names, **shape):
 def compared(args):
     """nope and --models; without these the causal ones of all model files."""
     names = args.models or [name for name in that_read(False)
-                            if not models()[name][0].__name__.startswith("experiments.")]
+                            if not models()[name][0].__name__.startswith("lab.")]
     return list(dict.fromkeys(["nope", *names]))
 
 
@@ -229,7 +229,7 @@ def main(argv=None):
     args.device, args.autocast, words = setup(args)
     args.vocab_size = 257 if args.size == "nano" else 50304
     out = args.out or ROOT / "results" / ".".join(["bench", *args.what, args.device.type, "json"])
-    result = dict(command=shlex.join(["python", "-m", "kernels.bench", *argv]),
+    result = dict(command=shlex.join(["python", "-m", "lab.bench", *argv]),
                   environment=environment(), size=args.size, where=words)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     for what in args.what:

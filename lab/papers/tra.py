@@ -1,5 +1,5 @@
 """TRA: Understanding Attention Glitches with Threshold Relative Attention"""
-from experiments import Row, rows
+from lab import Row, rows
 
 COLUMNS = [(split, split, "exact_match") for split in ("iid", "dense", "sparse")]
 POST, PLAIN = "--norm post --qk_norm", "--norm pre --no-qk_norm"

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from common.exits import fail
 from data import corpora
-from encoders import pairs, scoring
-from encoders.mlm import PAD, CutTask
+from lab.bert import pairs, scoring
+from lab.bert.mlm import PAD, CutTask
 
 PLACES = 16         # in a file, among which its hard negatives are chosen
 TEMPERATURE = 0.05  # cosines are divided by it

@@ -1,15 +1,18 @@
 """
 Every table and figure of the papers: python reproduce.py NAME makes one.
 
-    papers/     what is run, a file a paper: rows and flags; papers.json has the papers' numbers
-    variants/   models that exist for one table
-    search.py   Post-Norm's random search
-    tables.py   the JSON in results/runs/ -> Markdown; figures.py draws it, pages.py fills the pages
+    papers/       what is run, a file a paper: rows and flags; papers.json has the papers' numbers
+    variants/     models that exist for one table
+    bert/         CABLE's section 5.2: an encoder, masked tokens, a search for documents
+    search.py     Post-Norm's random search
+    bench.py      speed and memory
+    tables.py     the JSON in results/ -> Markdown; figures.py draws it, pages.py fills the pages
+    exercises.py  for readers: a method's logits, written by you and checked
 
 A table of your own is a file in papers/, or an entry in one:
 
     '''What I try'''
-    from experiments import Row, rows
+    from lab import Row, rows
 
     ENTRIES = {"mine": dict(title="Mine on flip-flop, exact match (%)",
                             columns=[("iid", "iid", "exact_match")],
@@ -89,7 +92,7 @@ def repaired(seeds, *repairs):
 
 def files():
     """Every module of papers/."""
-    return [importlib.import_module(f"experiments.papers.{path.stem}")
+    return [importlib.import_module(f"lab.papers.{path.stem}")
             for path in sorted(PAPERS.glob("[!_]*.py"))]
 
 

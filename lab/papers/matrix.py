@@ -7,8 +7,8 @@ task but text has a budget at which the methods that are best at it are done, or
 import statistics
 from functools import partial
 
-from experiments import REPAIRS, Row, repaired, rows
-from experiments.tables import at, over
+from lab import REPAIRS, Row, repaired, rows
+from lab.tables import at, over
 
 # A column's `read` gives a run's number: None where that length was not reached, NaN where it was
 # and the number, which JSON then does not have, is not finite.

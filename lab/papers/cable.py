@@ -1,5 +1,5 @@
 """CABLE: Context-aware Biases for Length Extrapolation"""
-from experiments import Row, repaired, rows
+from lab import Row, repaired, rows
 
 
 def encoders(n, *names):

@@ -129,7 +129,7 @@ class Task(CutTask):
         return np.where(told, hidden, tokens), np.where(told, tokens, -1)
 
     def score(self, logits, x, y):
-        """logits (N, vocab_size): encoders/bert.py gives those of the N tokens to predict."""
+        """logits (N, vocab_size): lab/bert/bert.py gives those of the N tokens to predict."""
         told = y != -1
         right = torch.zeros_like(told)
         right[told] = logits.argmax(-1) == y[told]

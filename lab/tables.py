@@ -4,9 +4,9 @@ a cell.
 
     runs_of(table)          the runs that are there
     tables_of(table, runs)  [(caption, Markdown), ...] of them
-    tables_in(result)       the same of one JSON that eval.py or kernels/bench.py wrote
+    tables_in(result)       the same of one JSON that eval.py or lab/bench.py wrote
 
-    python -m experiments.tables out/cable-stdlib-nano/eval.json     prints it
+    python -m lab.tables out/cable-stdlib-nano/eval.json     prints it
 
 ± is the standard deviation over seeds. Rates may be all or nothing: after their mean the lowest
 and the highest seed stand in (round) brackets, if they differ. A row of one seed has no spread, or
@@ -21,7 +21,7 @@ from pathlib import Path
 from common import ROOT
 from common.exits import in_one_line
 from common.files import read_json
-from experiments import Table, published, slug
+from lab import Table, published, slug
 
 
 def tables_of(table, runs):
@@ -254,7 +254,7 @@ def ratio(runs, measure, n, m, others=None):
     """Perplexity in windows of n over the same runs', or others', in windows of m."""
     import numpy as np
 
-    from encoders.scoring import resampled  # and torch, which most tables do without
+    from lab.bert.scoring import resampled  # and torch, which most tables do without
     far, near = ([run["documents"][measure] for run in rows] for rows in (runs, others or runs))
     losses = [[by.get(str(length)) for by in rows] for rows, length in ((far, n), (near, m))]
     if None in losses[0] + losses[1] or far[0]["tokens"] != near[0]["tokens"]:  # other tokens
@@ -322,7 +322,7 @@ def apart(runs, n, others):
     """By how much rows differ from others, in points, with its interval."""
     import numpy as np
 
-    from encoders.scoring import bootstrap, ndcg  # and torch, which most tables do without
+    from lab.bert.scoring import bootstrap, ndcg  # and torch, which most tables do without
     places = [[run["places"].get(n) for run in rows] for rows in (runs, others)]
     if None in places[0] + places[1]:
         return "-"
@@ -480,7 +480,7 @@ def theorem_table(theorem):
 
 
 # -----------------------------------------------------------------------------
-# speed: what kernels/bench.py measures
+# speed: what lab/bench.py measures
 
 HEADS = dict(tok_s="tok/s in training", of_nope="of nope's", ms="ms a decoded token",
              times_nope="times nope's", cached_s="s with the cache", uncached_s="s without",
