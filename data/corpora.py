@@ -2,7 +2,7 @@
 Where text comes from: corpora, your own files and folders, as documents, each in a split.
 
     stdlib       the Python standard library's own source: on every machine, 12 MB   (default)
-    packages     the same, and the packages that requirements.txt brings (PACKAGES): 89 MB
+    packages     the same, and the packages that nanoPE needs (PACKAGES): 89 MB
     sotu         the State of the Union addresses, 1790 to today, plain English: 12 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
@@ -40,7 +40,7 @@ DOWNLOADS = dict(  # {corpus: what identifies its version}
     sotu=SOTU, wikitext103="Salesforce/wikitext wikitext-103-raw-v1",
     fineweb_edu="HuggingFaceFW/fineweb-edu sample-10BT")
 CORPORA = ("stdlib", "packages", *DOWNLOADS)
-# what requirements.txt brings to every machine
+# what the dependencies in pyproject.toml bring to every machine
 PACKAGES = ("torch", "numpy", "matplotlib", "sympy", "networkx", "fontTools", "mpmath")
 UTF_16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE  # how a text in it begins
 
@@ -54,7 +54,7 @@ def identify(data):
         try:
             versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
         except importlib.metadata.PackageNotFoundError as e:
-            raise ValueError(f"packages needs {e.name}: pip install -r requirements.txt") from e
+            raise ValueError(f"packages needs {e.name}: pip install -e .") from e
         return data, f"Python {version}, {', '.join(versions)}"
     if data in DOWNLOADS:
         return data, DOWNLOADS[data]

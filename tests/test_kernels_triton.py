@@ -44,7 +44,7 @@ def test_in_tritons_interpreter():
     env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     files = sorted(map(str, (ROOT / "tests").glob("test_[kf]*.py")))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / ".pytest.ini",
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml",
          "-n", "0", *files, "-k", "interpreted"],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
     passed = re.search(r"(\d+) passed", done.stdout)
