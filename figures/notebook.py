@@ -6,12 +6,13 @@ GUIDE.md -> a notebook of the same text, whose code runs cell by cell.
 A block of Python becomes a cell of code, and so does a picture, which the cell shows when it runs:
 Colab finds no files beside a text. The address to clone is the one in GUIDE.md's link to Colab.
 """
+import json
 import re
 import sys
 
 from common import ROOT
 from common.exits import in_one_line
-from common.files import write_json
+from common.files import write_text
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.S | re.M)
 PICTURE = re.compile(r"^!\[.*\]\((results/.*)\)\n", re.M)
@@ -65,7 +66,8 @@ def cell(kind, text):
 
 def main():
     out = ROOT / "results" / "GUIDE.ipynb"
-    write_json(out, notebook((ROOT / "GUIDE.md").read_text(encoding="utf-8")))
+    made = notebook((ROOT / "GUIDE.md").read_text(encoding="utf-8"))
+    write_text(out, json.dumps(made, indent=1) + "\n")
     print(f"wrote {out}")
 
 
