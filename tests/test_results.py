@@ -8,6 +8,7 @@ import torch
 
 import lab
 from common import names
+from common.files import lines_of
 from common.settings import new_settings
 from lab import find, pages
 from reproduce import plan
@@ -46,6 +47,7 @@ def test_every_run_is_one_of_a_table_and_says_where_it_is_from():
         text = path.read_text(encoding="utf-8")
         job = planned[path]
         result = json.loads(text)
+        assert text == lines_of(result) + "\n", f"{path} is not as write_json writes it"
         assert result["command"].startswith("python ")
         assert not re.search("/work|NaN|Infinity", text)
         made = [result, *result.get("schemes", {}).values(), *result.get("runs", ())]
