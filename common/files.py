@@ -34,20 +34,20 @@ def strict(value):
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
-def lines_of(value, margin="\n"):
-    """Strict JSON: a key a line, and a list on one line if there is no dict in it."""
-    inner = f"{margin} "
+def lines_of(value, newline="\n"):
+    """JSON with a key a line, and a list on one line if there is no dict in it."""
+    inner = f"{newline} "
     if isinstance(value, dict) and value:
         items = [f"{json.dumps(key)}: {lines_of(item, inner)}" for key, item in value.items()]
-        return "{" + inner + f",{inner}".join(items) + margin + "}"
+        return "{" + inner + f",{inner}".join(items) + newline + "}"
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         items = [lines_of(item, inner) for item in value]
-        return "[" + inner + f",{inner}".join(items) + margin + "]"
+        return "[" + inner + f",{inner}".join(items) + newline + "]"
     return json.dumps(value)
 
 
 def write_json(path, value):
-    """Raises OSError."""
+    """Strict JSON, as lines_of lays it out. Raises OSError."""
     write_text(path, lines_of(strict(value)) + "\n")
 
 

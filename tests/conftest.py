@@ -25,6 +25,7 @@ from tests.helpers import (
     write_package,
 )
 
+torch.backends.mps.is_available = lambda: False  # tests are of a CPU, or of CUDA
 # a shell in the background has the tests ignore Ctrl-C, nohup a closed terminal: some send these
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):  # not on Windows
