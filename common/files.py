@@ -35,7 +35,7 @@ def strict(value):
 
 
 def lines_of(value, newline="\n"):
-    """JSON with a key a line, and a list on one line if there is no dict in it."""
+    """JSON with a key a line, and a list on one line unless a dict is one of its items."""
     inner = f"{newline} "
     if isinstance(value, dict) and value:
         items = [f"{json.dumps(key)}: {lines_of(item, inner)}" for key, item in value.items()]
