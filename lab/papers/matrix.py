@@ -147,7 +147,7 @@ ENTRIES = {
     "recall_trained_on": dict(
         title="Recall, trained on at a greater length: 100 steps in strings of 256 tokens after "
               "500 in strings of 64. Right answers (%)",
-        columns=[("256", "iid", "accuracy")], begins_with="recall_no_qk_norm",
+        columns=[("64", "iid", "accuracy")], begins_with="recall_no_qk_norm",
         cpu=task("recall", PLAIN, FAR, 100) | dict(rows=trained_on())),
     "flipflop_rope": dict(
         title="Flip-flop by RoPE: as it is, repaired at test time, mixed with a layer without "
