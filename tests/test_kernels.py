@@ -52,8 +52,9 @@ def harder(how, q, k, v, *rest):
     return [q, k, v, *rest]
 
 
-# how far off, relative to the largest: Triton 3.6 and 3.7 lose five times what 3.9 does by `back`
-LARGE = dict(far=5e-4, loud=5e-4, back=2e-3, minus=5e-4, grows=5e-4)
+LARGE = "far", "loud", "back", "minus", "grows"
+# the interpreter of Triton 3.6 and 3.7 rounds an fma twice, which shows in `back`
+ROUNDS_TWICE = INTERPRET and not hasattr(kernels.triton._C.libtriton.interpreter, "fma_fp32")
 ROWS = [  # how the inputs are changed, queries, keys, size of a head
     ("cable", "", 1, 1, 16),
     ("cable", "", 37, 37, 24),
@@ -115,7 +116,10 @@ def check(case, how, Tq, Tk, d, dtype, tolerance):
 def test_a_way_is_the_literal_form_interpreted(case, how, Tq, Tk, d):
     torch.manual_seed(0)
     if WITH_KERNELS:
-        check(case, how, Tq, Tk, d, torch.float32, LARGE.get(how, 2e-5))
+        tolerance = 5e-4 if how in LARGE else 2e-5
+        if how == "back" and ROUNDS_TWICE:
+            tolerance = 2e-3
+        check(case, how, Tq, Tk, d, torch.float32, tolerance)
     else:  # in float64 scores hardly ever lie at a step
         check(case, how, Tq, Tk, d, torch.float64, 1e-6)
         if "cable" in case and how in ("", "far"):  # a bias is a small difference of large numbers
