@@ -30,7 +30,15 @@ from common.device import environment, setup
 from common.exits import fail, in_one_line, value_errors_fail
 from common.files import write_json
 from common.flags import Parser, add_run_flags
-from common.names import is_encoder, make_model, make_task, models, new_cache, that_read
+from common.names import (
+    is_encoder,
+    main_models,
+    make_model,
+    make_task,
+    models,
+    new_cache,
+    that_read,
+)
 from data import piece
 from data.text import Task
 
@@ -68,8 +76,7 @@ def build(args, names, **shape):
 
 def compared(args):
     """nope and --models; without these the causal ones of all model files."""
-    names = args.models or [name for name in that_read(False)
-                            if not models()[name][0].__name__.startswith("lab.")]
+    names = args.models or [name for name in main_models() if name in that_read(False)]
     return list(dict.fromkeys(["nope", *names]))
 
 
