@@ -210,7 +210,8 @@ def make_all(jobs, at_once, device):
     """
     failed = []
     if at_once > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // at_once)))
+        from data.text import cores  # and torch, which the list does without
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // at_once)))
 
     def try_to(job):
         try:

@@ -6,18 +6,20 @@ Where text comes from: corpora, your own files and folders, as documents, each i
     sotu         the State of the Union addresses, 1790 to today, plain English: 12 MB, downloaded
     wikitext103  WikiText-103 (raw), 540 MB, needs `pip install datasets`
     fineweb_edu  FineWeb-Edu's 10-billion-token sample, needs `pip install datasets`
-    PATH         a file, or a folder whose files are the documents: text in UTF-8, or in UTF-16
-                 that says so in its first two bytes; what else is in a folder is left out
+    PATH         a file, or a folder of them: text in UTF-8, or in UTF-16 that says so in its first
+                 two bytes; what else is in a folder is skipped, and named
 
-A document is in one split only, train, val or test; in `packages` that holds for a whole package
-(`collections`, `torch`, ...). With fewer than three documents, or where holding some out leaves
-less than half of the text to train on, the text is cut by position instead: 90 %, 5 %, 5 %.
+A file is in one split only, train, val or test; in `packages` that holds for a whole package
+(`collections`, `torch`, ...). Where whole files would make a val or a test split that is far from
+5 % of the text, it is cut by position instead: 90 %, 5 %, 5 %. Your file has several documents if
+it is a JSONL whose rows have a "text", or where <|endoftext|> stands between them.
 """
 import codecs
 import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import platform
 import re
@@ -25,7 +27,7 @@ import sys
 import sysconfig
 import urllib.request
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +48,7 @@ UTF_16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE  # how a text in it begins
 
 
 def identify(data):
-    """A name for a corpus, and what identifies its text. Opens no file."""
+    """A name for a corpus, and what identifies its text: of your own files their content."""
     version = platform.python_version()
     if data == "stdlib":
         return data, f"Python {version} standard library"
@@ -59,10 +61,7 @@ def identify(data):
     if data in DOWNLOADS:
         return data, DOWNLOADS[data]
     path = absolute(data)
-    versions = [(name, file.stat().st_size, file.stat().st_mtime_ns)
-                for name, file in files_in(path).items()]
-    version = hashlib.sha256(repr((str(path), versions)).encode()).hexdigest()
-    return path.name, f"{path.name} {version[:16]}"
+    return path.name, f"{path.name} {own_files(path)[1][:16]}"
 
 
 def documents(data):
@@ -70,7 +69,7 @@ def documents(data):
     if data in DOWNLOADS:
         return dict(sotu=sotu, wikitext103=wikitext, fineweb_edu=fineweb)[data]()
     if data not in CORPORA:
-        return local(own_files(absolute(data)))
+        return own_documents(absolute(data))
     files = library_files(Path(sysconfig.get_paths()["stdlib"]))
     if data == "stdlib":
         return local(files)
@@ -84,11 +83,14 @@ def documents(data):
 # files of this machine
 
 def absolute(path):
-    """A user's path, which has to be there."""
-    absolute_path = Path(path).expanduser().resolve()
-    if not path or not absolute_path.exists():
+    """A user's path, which has to be there, and can be read again."""
+    given = Path(path).expanduser()
+    if not path or not given.exists():
         raise ValueError(f"no such corpus, file or folder: {path!r}")
-    return absolute_path
+    if not (given.is_file() or given.is_dir()):
+        raise ValueError(f"{path} is a pipe or a device, which is read only once: save it as a "
+                         "file, and name that")
+    return given.resolve()
 
 
 def library_files(root):
@@ -102,52 +104,56 @@ def library_files(root):
     return files
 
 
+def own_files(path):
+    """A user's texts -> {name: path}; a sha256 of them; in words what is read. Or ValueError."""
+    files, texts, skipped, sha256 = files_in(path), {}, defaultdict(list), hashlib.sha256()
+    ours = {file.parent for file in files.values() if file.name == "log.jsonl"}  # a run's folder
+    ours = (ours | {FOLDER / "prepared"}) - {path}
+    for name, file in files.items():
+        inside = file.relative_to(path)  # nothing, where a file is named itself
+        if any(part.startswith(".") for part in inside.parts):
+            why = "hidden"
+        elif not file.is_file():
+            why = "broken links, links to folders, pipes"
+        elif ours & {path / folder for folder in inside.parents}:
+            why = "beside a run's log.jsonl, or in data/prepared"
+        else:
+            content = read(file)
+            why = no_text(content)
+        if why:
+            skipped[why].append(name)
+        else:
+            texts[name] = file
+            sha256.update(f"{name!r} {hashlib.sha256(content).hexdigest()}".encode())
+    words = f"{len(texts):,} of {len(files):,} files"
+    for why, names in skipped.items():
+        more = ", ..." if len(names) > 5 else ""
+        words += f"; skipped {len(names):,} {why}: {', '.join(names[:5])}{more}"
+    if not texts:
+        raise ValueError(f"{path} has no text in it: {words}")
+    return texts, sha256.hexdigest(), words
+
+
 def files_in(path):
-    """
-    {name: path} of a user's file, or of a folder's, without hidden files, data/prepared and folders
-    of runs.
-    """
+    """{name: path} of a user's file, or of all in a folder; links to folders are not followed."""
     def stop(error):  # at a subfolder that cannot be entered
         raise error
     if path.is_file():
         return {path.name: path}
-    files = {}
+    files = []
     for folder, subfolders, names in os.walk(path, onerror=stop):
-        folder = Path(folder)
-        if folder != path and ("log.jsonl" in names or folder == FOLDER / "prepared"):
-            subfolders.clear()
-            continue
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            file = folder / name
-            if file.is_file() and not name.startswith("."):
-                files[file.relative_to(path).as_posix()] = file
-    return dict(sorted(files.items()))
+        links = [name for name in subfolders if Path(folder, name).is_symlink()]
+        files += [Path(folder, name) for name in names + links]
+    return {file.relative_to(path).as_posix(): file for file in sorted(files)}
 
 
-def own_files(path):
-    """{name: path} of a user's texts; one line says what was read, and what was not."""
-    files = files_in(path)
-    texts = {name: file for name, file in files.items() if is_text(file)}
-    left_out = [name for name in files if name not in texts]
-    words = f"{len(texts):,} of {len(files):,} files"
-    if left_out:
-        words += f"; left out, as empty or not text in UTF-8: {', '.join(left_out[:9])}"
-        words += ", ..." if len(left_out) > 9 else ""
-    if not texts:
-        raise ValueError(f"{path} has no text in it: {words}")
-    print(f"read {path}: {words}", file=sys.stderr)
-    return texts
-
-
-def is_text(path):
-    """Whether a file, as `read` returns it, is UTF-8 and not empty."""
-    content = read(path)
+def no_text(content):
+    """Why a file's content, as `read` returns it, is no text, or ""."""
     try:
         content.decode()
     except UnicodeDecodeError:
-        return False
-    return content != b"" and b"\0" not in content
+        return "not in UTF-8"
+    return "binary" if b"\0" in content else "" if content else "empty"
 
 
 def read(path):
@@ -167,6 +173,29 @@ def local(files, unit=str):
     return in_splits(sizes, lambda name: read(files[name]), unit)
 
 
+def own_documents(path):
+    """The documents in a user's files, each file in a split."""
+    files, _, words = own_files(path)
+    print(f"read {path}: {words}", file=sys.stderr)
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    for split, name in in_splits(sizes, str):
+        for text in divided(name, read(files[name])):
+            yield split, text
+
+
+def divided(name, content):
+    """A file's documents: a JSONL's texts, what <|endoftext|> stands between, or all of it."""
+    if name.lower().endswith((".json", ".jsonl", ".ndjson")):
+        try:
+            rows = [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+            return [row.encode(errors="replace") for row in rows]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            print(f'{name} is trained on as it is, with its syntax: not every line of it is a row '
+                  'with a "text"', file=sys.stderr)
+    parts = content.split(b"<|endoftext|>")
+    return [part.strip(b"\r\n") for part in parts] if len(parts) > 1 else parts
+
+
 def in_splits(sizes, load, unit=str):
     """
     sizes {name: how many bytes}, load(name) -> the bytes. A hash of its name decides which split a
@@ -176,10 +205,15 @@ def in_splits(sizes, load, unit=str):
     for name, size in sizes.items():
         of_units[unit(name)] += size
     split = choose_splits(sorted(of_units, key=name_hash), of_units)
-    trained_on = sum(size for name, size in of_units.items() if split[name] == "train")
-    by_document = trained_on >= 0.5 * of_units.total() and set(split.values()) == set(SPLITS)
+    files = {part: [size for name, size in sizes.items() if split[unit(name)] == part]
+             for part in SPLITS}
+    whole = min(sum(files["val"]), sum(files["test"])) >= HELD_OUT / 2 * of_units.total()
+    words = ", ".join(f"{part} {len(of):,} ({sum(of):,} bytes)" for part, of in files.items())
+    if not whole:
+        words = f"cut by position, 90, 5 and 5 % (whole they would be {words})"
+    print(f"files of each split: {words}", file=sys.stderr)
     for name in sorted(sizes, key=name_hash):  # any first part is a fair sample
-        yield split[unit(name)] if by_document else None, load(name)
+        yield split[unit(name)] if whole else None, load(name)
 
 
 def name_hash(name):
@@ -187,10 +221,7 @@ def name_hash(name):
 
 
 def choose_splits(names, sizes):
-    """
-    {name: split}: test, and then val, take names until they have their share, and at most three
-    times that; where every name has more, the one that has least.
-    """
+    """{name: split}: test, and then val, take names up to their share, or three times that."""
     share = HELD_OUT * sum(sizes.values())
     split = dict.fromkeys(names, "train")
     for held_out in ("test", "val"):
@@ -199,9 +230,6 @@ def choose_splits(names, sizes):
             if split[name] == "train" and held < share and 0 < sizes[name] <= 3 * share - held:
                 split[name] = held_out
                 held += sizes[name]
-        rest = [name for name in names if split[name] == "train" and sizes[name]]
-        if not held and rest:  # all are long: the shortest
-            split[min(rest, key=sizes.get)] = held_out
     return split
 
 

@@ -7,10 +7,12 @@ in its name is of what it was made from. Nothing there goes out of date; delete 
 """
 import hashlib
 import json
+import os
+import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -177,14 +179,16 @@ def streams_of(data, tokenizer, max_tokens=0):
 def made_once(name, source, make):
     """
     -> the folder in PREPARED of what is made of this source, and its meta.json. Where it is not
-    there, make(folder) writes its files and returns meta.json. It appears as a whole or not at all.
+    there, make(folder) writes its files and returns meta.json. It appears as a whole or not at all:
+    what a process that is killed leaves in PREPARED goes with the next one that is alone there.
     """
     key = hashlib.sha256(repr(source).encode()).hexdigest()
     folder = PREPARED / f"{name}-{key[:12]}"
     if not folder.exists():
         print(f"preparing {folder}", file=sys.stderr)
         PREPARED.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=PREPARED) as unfinished:
+        with (at_work(PREPARED),
+              tempfile.TemporaryDirectory(prefix="unfinished-", dir=PREPARED) as unfinished):
             work = Path(unfinished) / "whole"
             work.mkdir()
             meta = make(work)
@@ -195,6 +199,21 @@ def made_once(name, source, make):
                 if not folder.exists():  # else another process has made the same
                     raise
     return folder, json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def at_work(folder):
+    """What is unfinished there is removed, unless another process is at work, too."""
+    with open(folder / "lock", "w") as lock:
+        with suppress(ImportError):  # on Windows
+            import fcntl
+            with suppress(OSError):  # of another, or on a drive of a network that has no locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for left in folder.glob("unfinished-*"):
+                    shutil.rmtree(left)
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_SH)  # until it is closed, by a kill, too
+        yield
 
 
 def was_prepared(sha256):
@@ -228,10 +247,15 @@ def write(data, encoding, folder, max_tokens):
 
 def tokenized(documents, encoding):
     """(split, text) of every document -> (split, tokens), in their order, on all cores."""
-    pool = ThreadPoolExecutor()
+    pool = ThreadPoolExecutor(cores())
     for group in groups(documents):
         splits, texts = zip(*group)
         yield from zip(splits, pool.map(partial(encode, encoding), texts))
+
+
+def cores():
+    """How many this process may use, which in a container are not all that the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def groups(documents):

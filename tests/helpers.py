@@ -52,10 +52,10 @@ def random_qkv(B=2, H=3, Tq=37, Tk=37, d=6, dtype=torch.float64, seed=0):
     return [torch.randn(B, H, T, d, generator=g, dtype=dtype) for T in (Tq, Tk, Tk)]
 
 
-def close(a, b, tol):
+def close(a, b, tol, says=""):
     assert a.shape == b.shape, (a.shape, b.shape)
     diff = (a.double() - b.double()).abs().max().item()
-    assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}"
+    assert diff <= tol, f"largest difference {diff:.2e}, allowed {tol:.0e}{says}"
 
 
 def turned(x, positions):
@@ -254,7 +254,7 @@ def command(folder, script, *words, code=0, draw=False):
 def complaint(folder, *words):
     """The one line that a script says before it exits with an error."""
     _, err = command(folder, *words, code=1)
-    beside = "preparing", "read ", "prompt of", "choosing a hard"
+    beside = "preparing", "read ", "files of each split", "prompt of", "choosing a hard"
     lines = [line for line in err.splitlines() if not line.startswith(beside)]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     return lines[0]

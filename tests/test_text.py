@@ -1,5 +1,7 @@
 """data/text.py and data/corpora.py: where text comes from, its splits, tokens and streams."""
 import io
+import json
+import os
 import shutil
 import sys
 import urllib.request
@@ -53,8 +55,45 @@ def test_text_is_split_by_document(prepared):
     some = Task(data=docs, max_tokens=1000)
     assert some.meta["tokens"] == dict(train=900, val=50, test=50)
     assert (some.streams["val"] == task.streams["val"][:50]).all()
-    few = Task(data=documents(prepared / "six", [f"<{i}>" * 200 for i in range(6)]))
-    assert few.meta["tokens"] == dict(train=2404, val=601, test=601)  # whole all the same
+
+
+@pytest.mark.parametrize("sizes, tokens, files", [
+    ([200] * 7, (1005, 201, 201), "train 5 (1,000 bytes), val 1 (200 bytes), test 1 (200 bytes)"),
+    ([8000, 8000, 80, 8000], (21675, 1204, 1205), "test 1 (80 bytes))"),
+    ([200] * 6, (1085, 60, 61), "cut by position, 90, 5 and 5 % (whole they would be train 6"),
+    ([900, 900, 2, 1500], (2975, 165, 166), "whole they would be train 3 (3,300 bytes), val 0")])
+def test_a_held_out_split_is_near_its_share(sizes, tokens, files, prepared, capfd):
+    """By file only from half of 5 % to three times that; a README beside novels is no test."""
+    task = Task(data=documents(prepared / "docs", ["x" * size for size in sizes]), block_size=8)
+    assert tuple(task.meta["tokens"].values()) == tokens
+    assert files in capfd.readouterr().err
+
+
+def test_documents_within_a_file(prepared, capfd):
+    """The rows of a JSONL with a "text"; stories between <|endoftext|>; else all as it is."""
+    rows = "".join(json.dumps(dict(id=i, text=f"é{i}\u2028<|endoftext|>")) + "\n" for i in range(3))
+    for name, content, texts in (
+            ("a.jsonl", rows, [f"é{i}\u2028<|endoftext|>" for i in range(3)]),
+            ("b.json", '{"text": "a",\n"b": 1}', ['{"text": "a",\n"b": 1}']),
+            ("c.jsonl", '{"text": 1}\n', ['{"text": 1}\n']),
+            ("d.txt", "One\n<|endoftext|>\nTwo\n\nmore\n<|endoftext|>Three", ["One", "Two\n\nmore",
+                                                                            "Three"]),
+            ("e.txt", "\nOne\n", ["\nOne\n"])):
+        (prepared / name).write_text(content)
+        found = list(corpora.documents(prepared / name))
+        assert [text.decode() for _, text in found] == texts
+        as_it_is = f"{name} is trained on as it is, with its syntax: not every line"
+        assert (as_it_is in capfd.readouterr().err) == (name in ("b.json", "c.jsonl"))
+    (prepared / "one.txt").write_text("<|endoftext|>".join(["word " * 10] * 20))
+    assert (np.array(whole(Task(data=str(prepared / "one.txt")))) == 256).sum() == 20
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes in the file system")
+def test_a_pipe_is_no_text_of_ones_own(prepared):
+    """--data <(zcat x.gz)"""
+    os.mkfifo(prepared / "pipe")
+    with pytest.raises(ValueError, match="pipe is a pipe or a device, which is read only once: sa"):
+        Task(data=str(prepared / "pipe"))
 
 
 def test_one_file_is_cut_by_position(prepared):
@@ -76,20 +115,27 @@ def test_what_of_a_folder_is_read(prepared, capfd):
     """UTF-8 and marked UTF-16; what else there is is counted and named in one line."""
     folder = Path(numbered(prepared / "docs", 20))
     (folder / "run").mkdir()
-    files = {"picture.png": b"\x89PNG\0\0", "empty.txt": b"", "latin.txt": b"na\xefve",
-             "no_mark.txt": "no".encode("utf-16-le"), ".hidden": b"no", "run/log.jsonl": b"no"}
+    (folder / "gone.txt").symlink_to("nowhere")
+    (folder / "linked").symlink_to("run")
+    files = {"picture.png": b"PNG\0\0", "empty.txt": b"", "latin.txt": b"na\xefve",
+             "no_mark.txt": "no".encode("utf-16-le"), ".hidden": b"no", "run/log.jsonl": b"no" * 20,
+             "run/a.txt": b"no"}
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         files[f"{encoding}.txt"] = "<δέλτα>".encode(encoding)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     task = Task(data=str(folder), block_size=8)
-    assert (f"read {folder}: 23 of 27 files; left out, as empty or not text in UTF-8: empty.txt, "
-            "latin.txt, no_mark.txt, picture.png\n") in capfd.readouterr().err
+    assert (f"read {folder}: 23 of 32 files; skipped 1 hidden: .hidden; skipped 1 empty: "
+            "empty.txt; skipped 2 broken links, links to folders, pipes: gone.txt, linked; skipped "
+            "1 not in UTF-8: latin.txt; skipped 2 binary: no_mark.txt, picture.png; skipped 2 "
+            "beside a run's log.jsonl, or in data/prepared: run/a.txt, run/log.jsonl\n"
+            ) in capfd.readouterr().err
     texts = bytes(token for token in whole(task) if token < 256)
     assert texts.count(b"<00>") == 50 and texts.count("<δέλτα>".encode()) == 3
     assert len(texts) == 20 * 200 + 3 * len("<δέλτα>".encode())
-    with pytest.raises(ValueError, match="latin.txt has no text in it: 0 of 1 files; left out"):
+    with pytest.raises(ValueError, match="in it: 0 of 1 files; skipped 1 not in UTF-8: latin.txt"):
         Task(data=str(folder / "latin.txt"))
+    assert Task(data=str(folder / "run" / "log.jsonl")).meta["tokens"]["train"] == 36
 
 
 def test_texts_that_cannot_be_used(prepared):
@@ -110,22 +156,50 @@ def test_streams_are_made_once_and_whole(prepared, monkeypatch):
     monkeypatch.setattr(data.text, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Task(data=docs)
-    assert not list(data.text.PREPARED.iterdir())
+    assert not folders()
     monkeypatch.setattr(data.text, "write", write)
     first = Task(data=docs, block_size=8)
 
     def overtaken(*args):
         write(*args)
         shutil.copytree(prepared / "made", folder)
-    folder, = data.text.PREPARED.iterdir()
+    folder, = folders()
     folder.rename(prepared / "made")
     assert first.batch("train", 2, rng())[0].shape == (2, 8)  # whoever reads it goes on
     monkeypatch.setattr(data.text, "write", overtaken)
     assert Task(data=docs).source == first.source
-    assert list(data.text.PREPARED.iterdir()) == [folder] and data.text.was_prepared(first.source)
-    (prepared / "docs" / "00.txt").write_text("<new>" * 50)
+    assert folders() == [folder] and data.text.was_prepared(first.source)
     monkeypatch.setattr(data.text, "write", write)
+    os.utime(prepared / "docs" / "00.txt")
+    shutil.copytree(docs, prepared / "elsewhere" / "docs")
+    assert Task(data=docs).source == Task(data=str(prepared / "elsewhere" / "docs")).source
+    assert folders() == [folder]
+    (prepared / "docs" / "00.txt").write_text("<new>" * 50)
     assert Task(data=docs).source != first.source
+
+
+def folders():
+    return [path for path in data.text.PREPARED.iterdir() if path.is_dir()]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no locks of this kind")
+def test_what_a_killed_preparation_leaves_is_removed(prepared):
+    """By the next one, if no other is at work."""
+    import fcntl
+    left = prepared / "prepared" / "unfinished-x1y2"
+    (left / "whole").mkdir(parents=True)
+    with open(prepared / "prepared" / "lock", "w") as lock:  # of another process
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        Task(data=numbered(prepared / "docs"))
+        assert left.exists()
+    Task(data=numbered(prepared / "more"))
+    assert not left.exists() and len(folders()) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="has no affinity")
+def test_a_process_takes_the_cores_that_it_has(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert data.text.cores() == 1
 
 
 def test_a_library_is_without_its_tests(tmp_path):

@@ -70,7 +70,7 @@ def from_documents(corpus):
     rows, times = [], Counter()
     for split, raw in corpora.documents(corpus):
         if split is None:
-            raise ValueError(f"{corpus} has too few documents for train, val and test")
+            raise ValueError(f"{corpus} has too few files, or too unequal ones, to hold some out")
         document, asked = without_queries(raw.decode())
         times.update(plain(query) for query, _ in asked)
         if document.strip():
