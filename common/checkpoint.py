@@ -1,8 +1,11 @@
 """Checkpoints: where they are, and models out of them."""
 import glob
+import io
+import re
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
+import numpy as np
 import torch
 
 from common import names
@@ -35,8 +38,26 @@ def find_checkpoint(path=None):
     if path.is_dir():
         path = path / "ckpt.pt"
     if not path.exists():
-        fail(f"no checkpoint at {path}; make one with: python train.py --model cable")
+        folder = path.parent if path.suffix == ".pt" else path
+        model = folder.name.partition("-")[0]  # as train.py calls it
+        model = model if model in names.models() else "cable"
+        fail(f"no checkpoint at {path}; make one with: python train.py --model {model}")
     return path
+
+
+def plain(name, value):
+    """A setting as a checkpoint keeps it: a number, a string, ...; what it cannot keep fails."""
+    if isinstance(value, np.generic | Path):
+        value = value.item() if isinstance(value, np.generic) else str(value)
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickle and torch have many
+        fail(f"{name} is {value!r:.60}, a {type(value).__name__}, which a checkpoint cannot keep: "
+             "make it a number, a string, a list of these, or a tensor")
+    return value
 
 
 def load_checkpoint(path):
@@ -47,8 +68,11 @@ def load_checkpoint(path):
             return checkpoint
     except PermissionError:
         raise
-    except Exception:  # torch has many for a foreign file
-        pass
+    except Exception as e:  # torch has many for a foreign file
+        kind = re.search(r"GLOBAL (\S+)|$", str(e))[1]
+        if kind:
+            fail(f"{path} holds a {kind}: only numbers, strings, lists and tensors are read, as "
+                 "anything else may be a program")
     fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
 
 

@@ -2,7 +2,7 @@
 import argparse
 import inspect
 import re
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
@@ -37,7 +37,10 @@ def add_fields(parser, title, cls):
     for field in fields(cls):
         if parser.get_default(field.name) is None:
             about = comments.get(field.name, "")
-            add_flag(group, field.name, types[field.name], about, field.default)
+            default = field.default
+            if default is MISSING:
+                default = field.default_factory()
+            add_flag(group, field.name, types[field.name], about, default)
 
 
 def add_flag(parser, name, type_, about, default):

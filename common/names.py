@@ -85,8 +85,9 @@ def fields_of_models():
 
 
 def pick(cls, config):
-    """The fields of dataclass cls that are in the flat dict config."""
-    return {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
+    """The fields of dataclass cls that are in the flat dict config, where a path is a string."""
+    found = [f for f in dataclasses.fields(cls) if f.name in config]
+    return {f.name: Path(config[f.name]) if f.type is Path else config[f.name] for f in found}
 
 
 @value_errors_fail()
@@ -167,7 +168,11 @@ def text_setting(config):
 def make_task(config, kept=None):
     """The task of a flat config, with what a checkpoint has kept for it; or a line, why not."""
     cls = find_task(config["data"])
-    task = cls(**pick(cls, config))
+    try:
+        task = cls(**pick(cls, config))
+    except MemoryError as e:
+        raise OSError(f"{config['data']} does not fit into memory while it is prepared: divide its "
+                      "longest file, as with split -C 100M") from e
     if kept:
         task.load(kept)
     return task

@@ -108,7 +108,7 @@ def parsed(argv, description, module, task, defaults, fixed):
     del c.resume
     for name in vars(c).keys() & fixed:
         asked, has = getattr(c, name), defaults[name]
-        if asked != has:
+        if asked != has and str(asked) != has:  # of a path
             fail(f"--{name} {asked}: the run, or what --model names, has {has!r}")
     return c
 

@@ -3,6 +3,7 @@ import contextlib
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ OWED = {
     "--data stdlb": "nor has data/stdlb.py a class Task): did you mean stdlib?",
     "--size nanoo": "unknown size 'nanoo': did you mean nano?",
     # a file, a package or a device that is not there
-    "--resume nowhere": "no checkpoint at nowhere",
+    "--resume nowhere": "no checkpoint at nowhere; make one with: python train.py --model cable",
+    "--resume out/rope-stdlib-nano": "make one with: python train.py --model rope",
     "--init_from nowhere": "no checkpoint at nowhere",
     "--data wikitext103": "pip install datasets",
     "--device cuda:7": "--device cuda:7: torch",
@@ -100,7 +102,8 @@ def test_a_changed_text_stops_a_resume_and_a_moved_one_does_not(trained, home):
     shutil.copytree(trained / "cable", home / "run")
     resume = "train.py", "--resume", "run", "--no-evaluate", "--max_iters"
     assert "name it with --data" in complaint(home, *resume, 3)
-    (home / "notes").rename(home / "moved")
+    (home / "notes").rename(home / "moved")  # and touched
+    os.utime(home / "moved" / "0.txt")
     command(home, *resume, 3, "--data", "moved")
     assert max(losses(home / "run")[0]) == 3
     (home / "moved" / "0.txt").write_text("something else " * 60)
@@ -126,6 +129,8 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(home, monkeypatch):
 
     def half(value, path):
         whole(value, path)
+        if not isinstance(path, Path):  # of a setting, to see whether it can be saved
+            return
         path.write_bytes(path.read_bytes()[:1000])
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos\nmore lines")
     monkeypatch.setattr(torch, "save", half)
@@ -141,6 +146,7 @@ def test_what_ends_a_script_is_one_line_and_a_bug_keeps_its_traceback(home, capf
             (MemoryError(), "error: this does not fit into memory: halve --batch_size"),
             (torch.OutOfMemoryError("CUDA"), "error: this does not fit into memory: halve"),
             (ZeroDivisionError("ours"), "ZeroDivisionError: ours")):
+        monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
         in_one_line(type(error), error, None)
         assert capfd.readouterr().err.startswith(says)
 

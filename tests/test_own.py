@@ -2,9 +2,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
+import model_cable
 from common import names
 from common.settings import new_settings
 from tests.helpers import ROOT, TINY_FLAGS, close, command, complaint, is_png, write_task
@@ -47,6 +49,54 @@ def test_the_readmes_task_in_every_command(tasks, home):
     assert "nor has data/parity.py a class Task" in complaint(home, "train.py", "--resume", run)
 
 
+ODD = """
+import numpy as np
+from pathlib import Path
+import data
+class Task(data.Task):
+    block_size = 8
+    table: Path = Path("x")  # where
+    share: float = np.float64(.5)
+    def __post_init__(self):
+        self.vocab_size = np.max([1, 2])
+        self.name = self.table.name
+    def batch(self, split, batch_size, rng):
+        bits = rng.integers(0, 2, (batch_size, self.block_size))
+        return bits, bits
+"""
+
+
+def test_a_run_is_kept_as_plain_values(tasks, home):
+    """A task whose settings are NumPy's, and a path."""
+    write_task(tasks, "odd", ODD)
+    command(home, "train.py", "--data", "odd", "--max_iters", 1, *TINY_FLAGS)
+    run = home / "out" / "cable-odd-nano"
+    config = torch.load(run / "ckpt.pt", weights_only=True)["config"]
+    assert (config["table"], config["share"], config["vocab_size"]) == ("x", 0.5, 2)
+    command(home, "train.py", "--resume", run, "--max_iters", 2, "--table", "x", "--no-evaluate")
+    command(home, "eval.py", run)
+
+
+@pytest.mark.parametrize("member, says", [
+    ("share: set = frozenset", "error: share is <class 'frozenset'>, a type, which a checkpoint"),
+    ("more: list = dataclasses.field(default_factory=lambda: [np.int64(3)])",
+     "error: more is [np.int64(3)], a list, which a checkpoint cannot keep: make it a number, "),
+    ("def state(self): return dict(words=np.arange(3))",
+     "error: words of the task's state() is array([0, 1, 2]), a ndarray, which a checkpoint c")])
+def test_what_a_checkpoint_cannot_keep_is_said_at_the_start(member, says, tasks, home):
+    write_task(tasks, "odd", "import dataclasses" + ODD + f"    {member}\n")
+    flags = "--data", "odd", "--max_iters", 1, "--no-evaluate", *TINY_FLAGS
+    assert says in complaint(home, "train.py", *flags)
+    assert not (home / "out").exists()
+
+
+def test_the_first_checkpoint_is_read_back(home, monkeypatch):
+    monkeypatch.setattr(model_cable.GPT, "get_extra_state", lambda self: np.float64(1), False)
+    said = complaint(home, "train.py", "--data", "notes", "--max_iters", 9, "--eval_interval", 1,
+                     "--no-evaluate", "--out_dir", "run", *TINY_FLAGS)
+    assert "run/best.pt holds a numpy" in said and "only numbers, strings, lists and" in said
+
+
 @pytest.mark.parametrize("old, new, says", [
     ("class Task(data.Task)", "class Task", "no class Task that inherits from data.Task"),
     ("vocab_size = 32, 2", "vocab_size, defaults = 32, 2, {'nano': dict(n_layers=1)}",
@@ -62,10 +112,9 @@ def test_a_bad_task_in_one_line(tasks, home, old, new, says):
 def test_the_readmes_lines_of_python(trained):
     """Logits and loss of a text, and more of it, from a run's folder; its weights are plain."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = re.search(r"From Python:\n```python\n(.*?)```", readme, re.S)[1]
     known = {}
-    exec(code.replace("out/cable-stdlib-nano", str(trained / "cable")), known)
+    for code in re.findall(r"```python\n(.*?)```", readme.partition("\nFrom Python:\n")[2], re.S):
+        exec(code.replace("out/cable-stdlib-nano", str(trained / "cable")), known)
     assert known["logits"].shape == (1, 2, 257) and known["loss"].isfinite()
-    assert known["more"].shape == (1, 100)
-    weights = torch.load(trained / "cable" / "ckpt.pt", weights_only=True)["model"]
-    known["run"].model.load_state_dict(weights)
+    assert known["more"].shape == (1, 100) and known["layers"][0]["attention"].shape == (2, 3, 3)
+    assert torch.equal(known["model"](known["text"])[0], known["run"].model(known["text"])[0])
