@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common import names
 from common.batches import batches
 from common.bema import BEMA
-from common.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from common.checkpoint import find_checkpoint, load_checkpoint, load_weights, plain
 from common.device import environment, setup
 from common.exits import asked_to_stop, fail, in_one_line, say, script, value_errors_fail
 from common.files import write_safely
@@ -50,17 +50,20 @@ def get_lr(c, it):
 
 
 @torch.no_grad()
-def validate(model, task, c, device, context):
+def validate(model, task, c, device, context, asked):
     """
     -> dict(val_loss=the mean loss of the first validation split) and, if the task has scores,
-    scores={split: {metric: value}}: over the same batches every time.
+    scores={split: {metric: value}}: over the same batches every time. None if asked to stop.
     """
     model.eval()
+    torch.manual_seed(c.seed)  # of a model that draws
     losses, scores = [], {}
     for n, split in enumerate(task.validation_splits):
         rng = np.random.default_rng([c.seed, (1 << 40) + n])  # of no step of training
         hits, trials = Counter(), Counter()
         for _ in range(c.eval_iters):
+            if asked():
+                return None
             x, y = (part.to(device) for part in task.tensors(split, c.batch_size, rng))
             try:
                 with context:
@@ -131,6 +134,7 @@ def task_and_model(c, saved, device, rank, world):
              "--init_from to keep its weights")
     vars(c).update(asdict(task))  # the task may have changed its fields: a path is absolute now
     c.vocab_size = task.vocab_size
+    vars(c).update({name: plain(name, value) for name, value in vars(c).items()})
     torch.manual_seed(c.seed)
     model = names.make_model(vars(c)).to(device)
     if origin:
@@ -138,6 +142,8 @@ def task_and_model(c, saved, device, rank, world):
     if not saved:
         with value_errors_fail():
             task.prepare(model)
+    for name, value in task.state().items():
+        plain(f"{name} of the task's state()", value)
     return task, model
 
 
@@ -182,8 +188,9 @@ def train(c, out, saved):
     average = BEMA(raw_model, c.rho, c.kappa, c.eta) if c.bema else None
 
     # resume: all as it was saved
-    start, best_val_loss, seconds = 0, math.inf, 0.0
+    start, best_val_loss, seconds, due = 0, math.inf, 0.0, False
     if saved:
+        due = saved.get("due", False)  # a validation that was cut short
         start, best_val_loss, seconds = saved["iter"], saved["best_val_loss"], saved["seconds"]
         optimizer.load_state_dict(saved["optimizer"])
         if average:
@@ -202,9 +209,37 @@ def train(c, out, saved):
     # the loop; Ctrl-C, kill and a closed terminal only ask for its end
     it, logged, clock, stopping = start, start, time.monotonic(), False
     finite = torch.zeros((), device=device)
+    stream, readable = batches(task, c, start, device, rank, world), False
     with asked_to_stop() as asked, log:
-        for micro_batches in batches(task, c, start, device, rank, world):
-            lr = get_lr(c, it)
+        while True:
+            # validate
+            files = ["ckpt.pt"] if due or stopping else []
+            if due and not stopping:
+                cut = asked if world == 1 else lambda: False  # all processes stop, or none
+                row = validate(raw_model, task, c, device, context, cut)  # no length is compiled
+                stopping = due = row is None
+                if row:
+                    report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
+                if row and row["val_loss"] < best_val_loss:
+                    best_val_loss = row["val_loss"]
+                    files.insert(0, "best.pt")  # first: ckpt.pt knows of it
+
+            # save
+            if files and not rank:
+                state = dict(
+                    config=vars(c), source=task.source, kept=task.state(), iter=it, due=due,
+                    seconds=seconds, best_val_loss=best_val_loss, model=raw_model.state_dict(),
+                    optimizer=optimizer.state_dict(), environment=environment())
+                if average:
+                    state["bema"] = dict(start=average.start, ema=average.ema)
+                for name in files:
+                    write_safely(out / name, partial(torch.save, state))
+                    readable = readable or bool(load_checkpoint(out / name))
+                clock = time.monotonic()  # the time until here was not training
+            if stopping or it == c.max_iters:
+                break
+
+            micro_batches, lr = next(stream), get_lr(c, it)
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
@@ -228,8 +263,8 @@ def train(c, out, saved):
                 shared = torch.stack([loss, loss.new_tensor(stopping)])
                 dist.all_reduce(shared)
                 loss, stopping = shared[0] / world, bool(shared[1])
-            validating = it % c.eval_interval == 0 or it == c.max_iters
-            logging = it % c.log_interval == 0 or validating or stopping
+            due = it % c.eval_interval == 0 or it == c.max_iters
+            logging = it % c.log_interval == 0 or due or stopping
 
             # step; a GPU has to wait where we read a number, so we do that where we log one
             finite += loss + norm  # a sum that is not finite, once one of them was not
@@ -255,29 +290,6 @@ def train(c, out, saved):
                     words += f" | {row['tok_s']:,} tok/s | eta {left // 60}m{left % 60:02d}s"
                 report(words, log, row)
                 logged, clock = it, time.monotonic()
-
-            # validate
-            files = ["ckpt.pt"]
-            if validating:
-                row = validate(raw_model, task, c, device, context)  # no other lengths to compile
-                if row["val_loss"] < best_val_loss:
-                    best_val_loss = row["val_loss"]
-                    files.insert(0, "best.pt")  # first: ckpt.pt knows of it
-                report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
-
-            # save
-            if (validating or stopping) and not rank:
-                state = dict(
-                    config=vars(c), source=task.source, kept=task.state(), iter=it,
-                    seconds=seconds, best_val_loss=best_val_loss, model=raw_model.state_dict(),
-                    optimizer=optimizer.state_dict(), environment=environment())
-                if average:
-                    state["bema"] = dict(start=average.start, ema=average.ema)
-                for name in files:
-                    write_safely(out / name, partial(torch.save, state))
-                clock = time.monotonic()  # the time until here was not training
-            if stopping:
-                break
         stopping |= asked()
 
     # the end: all processes leave together, and DDP before its process group

@@ -4,8 +4,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 from common import ROOT
 
@@ -48,8 +50,10 @@ def in_one_line(kind, error, trace):
     message = str(error)
     no_memory = issubclass(kind, MemoryError) or kind.__name__ == "OutOfMemoryError"  # of a GPU
     if no_memory or "can't allocate memory" in message:  # torch on a CPU
-        message = ("this does not fit into memory: halve --batch_size, and double "
-                   "--gradient_accumulation_steps; take shorter --lengths, or a shorter prompt")
+        advice = dict(train="halve --batch_size, and double --gradient_accumulation_steps",
+                      sample="take a shorter prompt, or fewer --max_new_tokens")
+        advice = advice.get(Path(sys.argv[0]).stem, "take shorter lengths")
+        message = f"this does not fit into memory: {advice}"
     elif not issubclass(kind, OSError):
         sys.__excepthook__(kind, error, trace)
         return
@@ -70,13 +74,21 @@ def say(words):
 @contextmanager
 def asked_to_stop():
     """
-    Within it Ctrl-C, kill and a closed terminal are only noted. Yields a function to call at every
-    step -> whether one came. It also takes these signals back: the first kernel that Triton
-    compiles gives them to LLVM, and of two that come at once, as from `timeout`, the second would
-    end the process. What the shell has us ignore stays ignored (nohup); afterwards every signal
-    does what it did before.
+    Within it Ctrl-C, kill and a closed terminal are only noted; a later Ctrl-C ends it. Yields a
+    function to call at every step -> whether one came. It also takes these signals back: the first
+    kernel that Triton compiles gives them to LLVM, and of two that come at once, as from `timeout`,
+    the second would end the process. What the shell has us ignore stays ignored (nohup); afterwards
+    every signal does what it did before.
     """
     came, before = [], {}
+
+    def note(number, frame):
+        if not came:
+            with suppress(OSError):  # and print() may be at work already
+                os.write(2, b"stopping after this step; a second Ctrl-C ends at once, unsaved\n")
+        elif number == signal.SIGINT and time.monotonic() > came[0] + 1:  # not of the same stop
+            raise KeyboardInterrupt
+        came.append(time.monotonic())
     for number in signal.Signals:
         heard = number.name in ("SIGINT", "SIGTERM", "SIGHUP")
         if heard and signal.getsignal(number) != signal.SIG_IGN:
@@ -84,7 +96,7 @@ def asked_to_stop():
 
     def asked():
         for number in before:
-            signal.signal(number, lambda *_: came.append(1))
+            signal.signal(number, note)
         return bool(came)
     asked()
     try:

@@ -4,15 +4,18 @@ import math
 import os
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import data.text
 import train
 from common import names
 from common.checkpoint import load_run
+from common.exits import asked_to_stop
 from common.settings import TrainConfig, new_settings
 from tests.helpers import (
     ENCODERS,
@@ -86,24 +89,32 @@ def test_dropout_is_for_training_alone(trained):
         assert passed == [0.5] * len(layers) == [0.5] * 5
     model, task = make("cable", dropout=0.5, vocab_size=5), names.find_task("flipflop")()
     c = SimpleNamespace(seed=1, batch_size=4, eval_iters=2)
-    one, two = (train.validate(model.train(), task, c, "cpu", torch.no_grad()) for _ in range(2))
+    one, two = (train.validate(model.train(), task, c, "cpu", torch.no_grad(), lambda: False)
+                for _ in range(2))
     assert one == two and model.training and not load_run(trained / "cable").model.training
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
+@pytest.mark.parametrize("name, last", [
+    ("SIGINT", 7), ("SIGTERM", 7), ("SIGHUP", 7), ("SIGINT", 8)])
+def test_a_resumed_run_equals_an_uninterrupted_one(name, last, home, monkeypatch, capfd):
     """
-    Ctrl-C, a kill, a closed terminal in step 7. In the step before something else takes the signal,
-    as LLVM does where Triton compiles.
+    Ctrl-C, a kill, a closed terminal in step 7, or in the validation after step 8. In the step
+    before something else takes the signal, as LLVM does where Triton compiles.
     """
-    number, get_lr = getattr(signal, name), train.get_lr
+    number, get_lr, batch, looks = getattr(signal, name), train.get_lr, data.text.Task.batch, []
 
     def interrupted(c, it):
         if it == 5:
             signal.signal(number, signal.default_int_handler)
-        if it == 6:
+        if it == 6 and last == 7:
             os.kill(os.getpid(), number)
         return get_lr(c, it)
+
+    def looked_at(task, split, *args):
+        looks.extend([split] * (split == "val"))
+        if len(looks) == 3 and last == 8:  # the first of the second validation
+            os.kill(os.getpid(), number)
+        return batch(task, split, *args)
     # label has what is hardest to resume: draws of its own, besides dropout
     flags = ("--model", "label", "--data", "notes", "--no-evaluate", "--dropout", 0.1, "--bema",
              "--gradient_accumulation_steps", 2, *TINY_FLAGS, "--max_iters", 12,
@@ -112,13 +123,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(train, "get_lr", interrupted)
+        patch.setattr(data.text.Task, "batch", looked_at)
         out, _ = command(home, "train.py", *flags, "--out_dir", "broken", code=130)
-    assert "interrupted after iter 7, saved; continue with: python train.py --resume broken" in out
+    said = f"interrupted after iter {last}, saved; continue with: python train.py --resume broken"
+    assert said in out and len(looks) in (2, 3)
+    assert capfd.readouterr().err.count("stopping after this step; a second Ctrl-C ends at") == 1
     assert signal.getsignal(number) is handler  # a second one ends what comes
     with open(home / "broken" / "log.jsonl", "a") as f:  # what a kill leaves: lines that the
-        f.write(json.dumps(dict(iter=8, loss=99.0)) + "\n")  # checkpoint does not know
+        f.write(json.dumps(dict(iter=9, loss=99.0)) + "\n")  # checkpoint does not know
     out, _ = command(home, "train.py", "--resume", "broken", "--no-evaluate")
-    assert "from iter 7" in out
+    assert f"from iter {last}" in out
     assert losses(home / "whole") == losses(home / "broken")
     assert "99.0" not in (home / "broken" / "log.jsonl").read_text()
     whole, broken = saved(home / "whole"), saved(home / "broken")
@@ -128,6 +142,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, home, monkeypatch):
     torch.save(broken, home / "broken" / "ckpt.pt")
     command(home, "train.py", "--resume", "broken", "--no-evaluate", "--max_iters", 14)
     assert list(losses(home / "broken")[0]) == list(range(1, 15))
+
+
+def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
+    """Not one of the same moment, as `timeout` sends two; nor a kill."""
+    now = [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with asked_to_stop() as asked:
+        assert not asked()
+        for at, name in ((5.0, "SIGINT"), (5.5, "SIGINT"), (9.0, "SIGTERM")):
+            now[0] = at
+            os.kill(os.getpid(), getattr(signal, name))
+        assert asked() and capfd.readouterr().err.count("\n") == 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_where_nothing_compiles_training_goes_on(home, monkeypatch):
