@@ -8,6 +8,7 @@ Write text with a trained model, as far beyond its training length as you like.
 Text streams to stdout as it comes; the speed goes to stderr.
 """
 import codecs
+import re
 import sys
 import time
 from functools import partial
@@ -63,10 +64,17 @@ def likeliest(p, top_k=0, top_p=1.0):
     return torch.zeros_like(p).scatter(1, order, p_sorted)
 
 
+def shown(text):
+    """To a terminal control characters are commands: there one is written as \\x1b is here."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], text)
+
+
 def write(model, idx, prompt, encoding, args):
     """Stream one text to stdout, after its prompt. -> tokens written; speed, why it ended."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
-    print(utf8.decode(prompt), end="", flush=True)
+    print(shown(utf8.decode(prompt)), end="", flush=True)
     n, start, ended = 0, 0.0, ""
     try:
         for new in generate(model, idx, args.max_new_tokens, args.temperature, args.top_k,
@@ -74,7 +82,8 @@ def write(model, idx, prompt, encoding, args):
             if n == 0:
                 start = time.monotonic()  # the clock starts after the prompt
             n += 1
-            print(utf8.decode(encoding.decode_bytes(new[0].tolist())), end="", flush=True)
+            text = utf8.decode(encoding.decode_bytes(new[0].tolist()))
+            print(shown(text), end="", flush=True)
     except ValueError as e:  # positions that end
         if not n:
             fail(e)

@@ -106,6 +106,18 @@ def test_a_character_of_several_tokens_is_written_whole(trained, monkeypatch):
     assert out == "baé\n"
 
 
+@pytest.mark.parametrize("terminal, says", [
+    (True, "b\\x0e\\x9b\t\n"), (False, "b\x0e\x9b\t\n")])
+def test_a_terminal_gets_no_control_characters(terminal, says, trained, monkeypatch):
+    monkeypatch.setattr(sample, "generate", lambda *_: iter([torch.tensor([[14, 194, 155, 9]])]))
+    class Out(io.StringIO):
+        def isatty(self):
+            return terminal
+    with standing_in(trained), contextlib.redirect_stdout(Out()) as out:
+        assert exit_code(sample.main, ["cable", "--prompt", "b"]) == 0
+    assert out.getvalue() == says
+
+
 def test_without_a_name_the_newest_text_run_is_taken(trained, home):
     for n, name in enumerate(("learned", "cable", "rope")):  # rope is the newest, and no text
         shutil.copytree(trained / name, home / "out" / name)
