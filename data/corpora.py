@@ -127,11 +127,15 @@ def own_files(path):
             sha256.update(f"{name!r} {hashlib.sha256(content).hexdigest()}".encode())
     words = f"{len(texts):,} of {len(files):,} files"
     for why, names in skipped.items():
-        more = ", ..." if len(names) > 5 else ""
-        words += f"; skipped {len(names):,} {why}: {', '.join(names[:5])}{more}"
+        words += f"; skipped {listed(names)} {why}"
     if not texts:
         raise ValueError(f"{path} has no text in it: {words}")
     return texts, sha256.hexdigest(), words
+
+
+def listed(names):
+    more = ", ..." if len(names) > 5 else ""
+    return f"{len(names):,} ({', '.join(names[:5])}{more})"
 
 
 def files_in(path):
@@ -152,7 +156,7 @@ def no_text(content):
     try:
         content.decode()
     except UnicodeDecodeError:
-        return "not in UTF-8"
+        return "not in UTF-8, packed perhaps, or for iconv"
     return "binary" if b"\0" in content else "" if content else "empty"
 
 
@@ -177,21 +181,30 @@ def own_documents(path):
     """The documents in a user's files, each file in a split."""
     files, _, words = own_files(path)
     print(f"read {path}: {words}", file=sys.stderr)
-    sizes = {name: file.stat().st_size for name, file in files.items()}
+    sizes, plain = {name: file.stat().st_size for name, file in files.items()}, []
     for split, name in in_splits(sizes, str):
-        for text in divided(name, read(files[name])):
+        content = read(files[name])
+        rows = rows_of(content) if name.lower().endswith((".json", ".jsonl", ".ndjson")) else []
+        if rows is None:
+            plain.append(name)
+        for text in rows or divided(content):
             yield split, text
+    if plain:
+        print(f'{listed(plain)} with their syntax, as not every line is a row with a "text"',
+              file=sys.stderr)
 
 
-def divided(name, content):
-    """A file's documents: a JSONL's texts, what <|endoftext|> stands between, or all of it."""
-    if name.lower().endswith((".json", ".jsonl", ".ndjson")):
-        try:
-            rows = [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
-            return [row.encode(errors="replace") for row in rows]
-        except (ValueError, LookupError, TypeError, AttributeError):
-            print(f'{name} is trained on as it is, with its syntax: not every line of it is a row '
-                  'with a "text"', file=sys.stderr)
+def rows_of(content):
+    """The texts of a JSONL; None where a line has none."""
+    try:
+        rows = [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+        return [row.encode(errors="replace") for row in rows]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def divided(content):
+    """What <|endoftext|> stands between, or all of it."""
     parts = content.split(b"<|endoftext|>")
     return [part.strip(b"\r\n") for part in parts] if len(parts) > 1 else parts
 

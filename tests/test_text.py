@@ -82,7 +82,7 @@ def test_documents_within_a_file(prepared, capfd):
         (prepared / name).write_text(content)
         found = list(corpora.documents(prepared / name))
         assert [text.decode() for _, text in found] == texts
-        as_it_is = f"{name} is trained on as it is, with its syntax: not every line"
+        as_it_is = f"1 ({name}) with their syntax, as not every line is a row with a \"text\""
         assert (as_it_is in capfd.readouterr().err) == (name in ("b.json", "c.jsonl"))
     (prepared / "one.txt").write_text("<|endoftext|>".join(["word " * 10] * 20))
     assert (np.array(whole(Task(data=str(prepared / "one.txt")))) == 256).sum() == 20
@@ -125,15 +125,15 @@ def test_what_of_a_folder_is_read(prepared, capfd):
     for name, content in files.items():
         (folder / name).write_bytes(content)
     task = Task(data=str(folder), block_size=8)
-    assert (f"read {folder}: 23 of 32 files; skipped 1 hidden: .hidden; skipped 1 empty: "
-            "empty.txt; skipped 2 broken links, links to folders, pipes: gone.txt, linked; skipped "
-            "1 not in UTF-8: latin.txt; skipped 2 binary: no_mark.txt, picture.png; skipped 2 "
-            "beside a run's log.jsonl, or in data/prepared: run/a.txt, run/log.jsonl\n"
-            ) in capfd.readouterr().err
+    assert (f"read {folder}: 23 of 32 files; skipped 1 (.hidden) hidden; skipped 1 (empty.txt) "
+            "empty; skipped 2 (gone.txt, linked) broken links, links to folders, pipes; skipped 1 "
+            "(latin.txt) not in UTF-8, packed perhaps, or for iconv; skipped 2 (no_mark.txt, "
+            "picture.png) binary; skipped 2 (run/a.txt, run/log.jsonl) beside a run's log.jsonl, "
+            "or in data/prepared\n") in capfd.readouterr().err
     texts = bytes(token for token in whole(task) if token < 256)
     assert texts.count(b"<00>") == 50 and texts.count("<δέλτα>".encode()) == 3
     assert len(texts) == 20 * 200 + 3 * len("<δέλτα>".encode())
-    with pytest.raises(ValueError, match="in it: 0 of 1 files; skipped 1 not in UTF-8: latin.txt"):
+    with pytest.raises(ValueError, match="in it: 0 of 1 files; skipped 1 .latin.txt. not in UTF"):
         Task(data=str(folder / "latin.txt"))
     assert Task(data=str(folder / "run" / "log.jsonl")).meta["tokens"]["train"] == 36
 
