@@ -210,8 +210,8 @@ def make_all(jobs, at_once, device):
     """
     failed = []
     if at_once > 1:
-        from data.text import cores  # and torch, which the list does without
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // at_once)))
+        import torch  # which the list does without, and which knows what a container has
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // at_once)))
 
     def try_to(job):
         try:

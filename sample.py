@@ -65,7 +65,7 @@ def likeliest(p, top_k=0, top_p=1.0):
 
 
 def shown(text):
-    """To a terminal control characters are commands: there one is written as \\x1b is here."""
+    """A terminal obeys control characters, so there they are written out, as \\x1b."""
     if not sys.stdout.isatty():
         return text
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], text)
@@ -82,8 +82,8 @@ def write(model, idx, prompt, encoding, args):
             if n == 0:
                 start = time.monotonic()  # the clock starts after the prompt
             n += 1
-            text = utf8.decode(encoding.decode_bytes(new[0].tolist()))
-            print(shown(text), end="", flush=True)
+            text = shown(utf8.decode(encoding.decode_bytes(new[0].tolist())))
+            print(text, end="", flush=True)
     except ValueError as e:  # positions that end
         if not n:
             fail(e)

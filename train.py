@@ -9,7 +9,7 @@ Train any model on any task.
 
 Step t draws its data from (seed, t) alone, its dropout from these and the process's number: a
 resumed run goes on as if uninterrupted, on a CPU to the bit. batch_size counts the sequences of all
-processes together: more GPUs see the same data. Ctrl-C saves and exits with 130.
+processes together: more GPUs see the same data. Ctrl-C saves and exits with 130; two only exit.
 """
 import gc
 import math
@@ -56,7 +56,7 @@ def validate(model, task, c, device, context, asked):
     scores={split: {metric: value}}: over the same batches every time. None if asked to stop.
     """
     model.eval()
-    torch.manual_seed(c.seed)  # of a model that draws
+    torch.manual_seed(c.seed)  # some models draw positions
     losses, scores = [], {}
     for n, split in enumerate(task.validation_splits):
         rng = np.random.default_rng([c.seed, (1 << 40) + n])  # of no step of training
@@ -143,7 +143,8 @@ def task_and_model(c, saved, device, rank, world):
         with value_errors_fail():
             task.prepare(model)
     for name, value in task.state().items():
-        plain(f"{name} of the task's state()", value)
+        if not torch.is_tensor(value):
+            fail(f"{type(task).__module__}: {name} in state() must be a tensor, not {type(value)}")
     return task, model
 
 
@@ -206,7 +207,7 @@ def train(c, out, saved):
         model = DistributedDataParallel(model)
     say(f"writing to {out}, from iter {start}")
 
-    # the loop; Ctrl-C, kill and a closed terminal only ask for its end
+    # the loop: validate and save if due, then step; Ctrl-C, kill, a closed terminal ask for its end
     it, logged, clock, stopping = start, start, time.monotonic(), False
     finite = torch.zeros((), device=device)
     stream, readable = batches(task, c, start, device, rank, world), False
@@ -216,13 +217,13 @@ def train(c, out, saved):
             files = ["ckpt.pt"] if due or stopping else []
             if due and not stopping:
                 cut = asked if world == 1 else lambda: False  # all processes stop, or none
-                row = validate(raw_model, task, c, device, context, cut)  # no length is compiled
-                stopping = due = row is None
-                if row:
+                row = validate(raw_model, task, c, device, context, cut)  # lengths vary
+                stopping = due = row is None  # if it was cut short, the resumed run begins with it
+                if not due:
                     report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
-                if row and row["val_loss"] < best_val_loss:
-                    best_val_loss = row["val_loss"]
-                    files.insert(0, "best.pt")  # first: ckpt.pt knows of it
+                    if row["val_loss"] < best_val_loss:
+                        best_val_loss = row["val_loss"]
+                        files.insert(0, "best.pt")  # first: ckpt.pt knows of it
 
             # save
             if files and not rank:

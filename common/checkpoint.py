@@ -1,6 +1,7 @@
 """Checkpoints: where they are, and models out of them."""
 import glob
 import io
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
@@ -39,24 +40,27 @@ def find_checkpoint(path=None):
         path = path / "ckpt.pt"
     if not path.exists():
         folder = path.parent if path.suffix == ".pt" else path
-        model = folder.name.partition("-")[0]  # as train.py calls it
-        model = model if model in names.models() else "cable"
-        fail(f"no checkpoint at {path}; make one with: python train.py --model {model}")
+        model, data, *_ = *folder.name.split("-"), ""  # as train.py calls it
+        how = f"--model {model if model in names.models() else 'cable'}"
+        how += f" --data {data}" if data in names.task_names() else ""
+        fail(f"no checkpoint at {path}; make one with: python train.py {how}")
     return path
 
 
 def plain(name, value):
-    """A setting as a checkpoint keeps it: a number, a string, ...; what it cannot keep fails."""
-    if isinstance(value, np.generic | Path):
-        value = value.item() if isinstance(value, np.generic) else str(value)
+    """A setting as a checkpoint and eval.py's JSON keep it; what they cannot ends in a line."""
+    value = value.item() if isinstance(value, np.generic) else value
+    value = str(value) if isinstance(value, Path) else value
     file = io.BytesIO()
     try:
+        json.dumps(value)
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception:  # pickle and torch have many
-        fail(f"{name} is {value!r:.60}, a {type(value).__name__}, which a checkpoint cannot keep: "
-             "make it a number, a string, a list of these, or a tensor")
+        words = " ".join(repr(value).split())[:60]
+        fail(f"{name} is {words}, of {type(value)}; a run keeps only numbers, strings, lists and "
+             "dicts of these")
     return value
 
 
@@ -71,8 +75,7 @@ def load_checkpoint(path):
     except Exception as e:  # torch has many for a foreign file
         kind = re.search(r"GLOBAL (\S+)|$", str(e))[1]
         if kind:
-            fail(f"{path} holds a {kind}: only numbers, strings, lists and tensors are read, as "
-                 "anything else may be a program")
+            fail(f"{path} holds a {kind}, which may be a program, and is not read")
     fail(f"{path} is not a whole checkpoint of this repository (cut off, or another program's)")
 
 

@@ -74,21 +74,23 @@ def say(words):
 @contextmanager
 def asked_to_stop():
     """
-    Within it Ctrl-C, kill and a closed terminal are only noted; a later Ctrl-C ends it. Yields a
-    function to call at every step -> whether one came. It also takes these signals back: the first
-    kernel that Triton compiles gives them to LLVM, and of two that come at once, as from `timeout`,
-    the second would end the process. What the shell has us ignore stays ignored (nohup); afterwards
-    every signal does what it did before.
+    Within it Ctrl-C, kill and a closed terminal are only noted; a second Ctrl-C, more than a second
+    later, raises KeyboardInterrupt. Yields a function to call at every step -> whether one came. It
+    also takes these signals back: the first kernel that Triton compiles gives them to LLVM, and of
+    two that come at once, as from `timeout`, the second would end the process. What the shell has
+    us ignore stays ignored (nohup); afterwards every signal does what it did before.
     """
-    came, before = [], {}
+    first, before = None, {}
 
     def note(number, frame):
-        if not came:
-            with suppress(OSError):  # and print() may be at work already
-                os.write(2, b"stopping after this step; a second Ctrl-C ends at once, unsaved\n")
-        elif number == signal.SIGINT and time.monotonic() > came[0] + 1:  # not of the same stop
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            with suppress(OSError):  # not print(), which may be at work already
+                os.write(2, b"stopping and saving; a second Ctrl-C ends at once, unsaved\n")
+        elif number == signal.SIGINT and time.monotonic() > first + 1:
             raise KeyboardInterrupt
-        came.append(time.monotonic())
+
     for number in signal.Signals:
         heard = number.name in ("SIGINT", "SIGTERM", "SIGHUP")
         if heard and signal.getsignal(number) != signal.SIG_IGN:
@@ -97,7 +99,7 @@ def asked_to_stop():
     def asked():
         for number in before:
             signal.signal(number, note)
-        return bool(came)
+        return first is not None
     asked()
     try:
         yield asked

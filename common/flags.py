@@ -37,9 +37,8 @@ def add_fields(parser, title, cls):
     for field in fields(cls):
         if parser.get_default(field.name) is None:
             about = comments.get(field.name, "")
-            default = field.default
-            if default is MISSING:
-                default = field.default_factory()
+            made = field.default is MISSING
+            default = field.default_factory() if made else field.default
             add_flag(group, field.name, types[field.name], about, default)
 
 

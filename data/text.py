@@ -7,7 +7,6 @@ in its name is of what it was made from. Nothing there goes out of date; delete 
 """
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
+import torch
 
 import data as tasks
 from data.corpora import CORPORA, FOLDER, HELD_OUT, SPLITS, absolute, documents, identify, online
@@ -179,8 +179,7 @@ def streams_of(data, tokenizer, max_tokens=0):
 def made_once(name, source, make):
     """
     -> the folder in PREPARED of what is made of this source, and its meta.json. Where it is not
-    there, make(folder) writes its files and returns meta.json. It appears as a whole or not at all:
-    what a process that is killed leaves in PREPARED goes with the next one that is alone there.
+    there, make(folder) writes its files and returns meta.json. It appears as a whole or not at all.
     """
     key = hashlib.sha256(repr(source).encode()).hexdigest()
     folder = PREPARED / f"{name}-{key[:12]}"
@@ -191,7 +190,11 @@ def made_once(name, source, make):
               tempfile.TemporaryDirectory(prefix="unfinished-", dir=PREPARED) as unfinished):
             work = Path(unfinished) / "whole"
             work.mkdir()
-            meta = make(work)
+            try:
+                meta = make(work)
+            except MemoryError as e:
+                raise OSError(f"{name} does not fit into memory while it is prepared: divide its "
+                              "longest file, as with split -C 100M") from e
             (work / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
             try:
                 work.rename(folder)
@@ -203,11 +206,11 @@ def made_once(name, source, make):
 
 @contextmanager
 def at_work(folder):
-    """What is unfinished there is removed, unless another process is at work, too."""
+    """What killed processes left unfinished is removed, unless another is at work, too."""
     with open(folder / "lock", "w") as lock:
         with suppress(ImportError):  # on Windows
             import fcntl
-            with suppress(OSError):  # of another, or on a drive of a network that has no locks
+            with suppress(OSError):  # another has it, or a drive of a network has no locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for left in folder.glob("unfinished-*"):
                     shutil.rmtree(left)
@@ -247,15 +250,10 @@ def write(data, encoding, folder, max_tokens):
 
 def tokenized(documents, encoding):
     """(split, text) of every document -> (split, tokens), in their order, on all cores."""
-    pool = ThreadPoolExecutor(cores())
+    pool = ThreadPoolExecutor(torch.get_num_threads())  # a container has not all of a machine's
     for group in groups(documents):
         splits, texts = zip(*group)
         yield from zip(splits, pool.map(partial(encode, encoding), texts))
-
-
-def cores():
-    """How many this process may use, which in a container are not all that the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def groups(documents):

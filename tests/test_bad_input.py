@@ -32,7 +32,8 @@ OWED = {
     "--size nanoo": "unknown size 'nanoo': did you mean nano?",
     # a file, a package or a device that is not there
     "--resume nowhere": "no checkpoint at nowhere; make one with: python train.py --model cable",
-    "--resume out/rope-stdlib-nano": "make one with: python train.py --model rope",
+    "--resume out/rope-recall-nano": "make one with: python train.py --model rope --data recall",
+    "--init_from out/rope-mine/ckpt.pt": "make one with: python train.py --model rope",
     "--init_from nowhere": "no checkpoint at nowhere",
     "--data wikitext103": "pip install datasets",
     "--device cuda:7": "--device cuda:7: torch",
