@@ -18,6 +18,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                          **options)
 
+    def has(self, name):
+        return name in self._defaults or f"--{name}" in self._option_string_actions
+
     def error(self, message):
         if message.endswith("expected one argument"):
             message += ", and one that begins with - after a =, as in --prompt=-foo"
@@ -35,7 +38,7 @@ def add_fields(parser, title, cls):
         source = Path(inspect.getfile(base)).read_text(encoding="utf-8")
         comments |= dict(COMMENT.findall(source))
     for field in fields(cls):
-        if parser.get_default(field.name) is None:
+        if not parser.has(field.name):
             about = comments.get(field.name, "")
             made = field.default is MISSING
             default = field.default_factory() if made else field.default

@@ -102,13 +102,13 @@ def parsed(argv, description, module, task, defaults, fixed):
     for title, cls in configs(module, task).items():
         flags.add_fields(parser, title, cls)
     for name, value in defaults.items():  # a task's may be of other models
-        if parser.get_default(name) is not None:
+        if parser.has(name):
             parser.set_defaults(**{name: value})
     c = parser.parse_args(argv)
     del c.resume
     for name in vars(c).keys() & fixed:
         asked, has = getattr(c, name), defaults[name]
-        if asked != has and str(asked) != has:  # a path is kept as a string
+        if asked != has and str(asked) != str(has):  # a path is kept as a string
             fail(f"--{name} {asked}: the run, or what --model names, has {has!r}")
     return c
 

@@ -64,7 +64,7 @@ def identify(data):
     path = absolute(data)
     sha256 = hashlib.sha256()
     for name, file in files_in(path).items():
-        if file == path or (file.is_file() and not file.name.startswith(".")):
+        if not why_unread(file, path):
             with open(file, "rb") as content:
                 digest = hashlib.file_digest(content, "sha256")
             sha256.update(f"{name!r} {digest.hexdigest()}".encode())
@@ -94,9 +94,10 @@ def absolute(path):
     given = Path(path).expanduser()
     if not path or not given.exists():
         raise ValueError(f"no such corpus, file or folder: {path!r}")
-    if not (given.is_file() or given.is_dir()):
+    whole = given.resolve()
+    if not (whole.is_file() or whole.is_dir()):
         raise ValueError(f"{path} is a pipe or a device, read only once: save it as a file first")
-    return given.resolve()
+    return whole
 
 
 def library_files(root):
@@ -112,29 +113,31 @@ def library_files(root):
 
 def files_in(path):
     """{name: path} of a user's file, or of all in a folder, with folders that are not entered."""
-    def stop(error):  # at a subfolder that cannot be entered
-        raise error
     if path.is_file():
         return {path.name: path}
     files = []
-    for folder, subfolders, names in os.walk(path, onerror=stop):
+    for folder, subfolders, names in os.walk(path):
         inside = [Path(folder, name) for name in subfolders]
         closed = [sub for sub in inside if sub.name.startswith(".") or sub.is_symlink()
-                  or (sub / "ckpt.pt").exists() or sub == FOLDER / "prepared"]
+                  or not os.access(sub, os.X_OK | os.R_OK) or (sub / "ckpt.pt").exists()
+                  or sub == FOLDER / "prepared"]
         subfolders[:] = [sub.name for sub in inside if sub not in closed]
         files += [Path(folder, name) for name in names] + closed
     return {file.relative_to(path).as_posix(): file for file in sorted(files)}
 
 
-def why_skipped(file, path):
+def why_unread(file, path):
     """Why a file of a path, or a folder that was not entered, is not read; "" if it is."""
     if file.name.startswith(".") and file != path:
         return "hidden"
     if file.is_dir() and not file.is_symlink():
-        return "runs, or data/prepared"
-    if not file.is_file():
-        return "links to nowhere or to a folder, pipes"
-    content = read(file)
+        return "runs, data/prepared, closed to you"
+    readable = file.is_file() and os.access(file, os.R_OK)
+    return "" if readable else "links to nowhere or to a folder, pipes, closed to you"
+
+
+def why_no_text(content):
+    """Why a file's content, as `read` returns it, is no text; "" if it is."""
     if b"\0" in content:
         return "binary"
     try:
@@ -162,36 +165,41 @@ def local(files, unit=str):
 
 def own_documents(path):
     """The documents in a user's files, each file in a split. Raises ValueError without a text."""
-    files, skipped, as_it_is = files_in(path), defaultdict(list), []
+    files, sizes, skipped, as_it_is = files_in(path), {}, defaultdict(list), []
     for name, file in files.items():
-        skipped[why_skipped(file, path)].append(name)
-    sizes = {name: files[name].stat().st_size for name in skipped.pop("", [])}
+        why = why_unread(file, path) or why_no_text(read(file))
+        if why:
+            skipped[why].append(name)
+            continue
+        texts, no_rows = texts_of(file)
+        sizes[name] = sum(map(len, texts))
+        if no_rows:
+            as_it_is.append(name)
     words = f"{len(sizes):,} of {len(files):,} files"
     for why, names in skipped.items():
         words += shorten(f"; skipped {len(names):,} ({why}): {', '.join(names)}", 150)
     if not sizes:
         raise ValueError(f"{path} has no text in it: {words}")
     print(f"read {path}: {words}", file=sys.stderr)
-    for split, name in in_splits(sizes):
-        content = read(files[name])
-        rows = rows_of(content) if name.lower().endswith((".jsonl", ".ndjson")) else []
-        if rows is None:
-            as_it_is.append(name)
-        for text in rows or re.split(rb"\r?\n?<\|endoftext\|>\r?\n?", content):
-            if text.strip():
-                yield split, text
     if as_it_is:
-        print(shorten("with its syntax, as not every line is an object with a \"text\": "
+        print(shorten("with their syntax, as not every line is an object with a \"text\": "
                       f"{', '.join(as_it_is)}", 200), file=sys.stderr)
+    for split, name in in_splits(sizes):
+        for text in texts_of(files[name])[0]:
+            yield split, text
 
 
-def rows_of(content):
-    """The texts of a JSONL; None where a line has none."""
-    try:
-        rows = [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
-        return [row.encode(errors="replace") for row in rows]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
+def texts_of(file):
+    """-> a file's documents: of a JSONL the "text" of each line. And whether it has none."""
+    content, texts, no_rows = read(file), [], False
+    if file.suffix.lower() in (".jsonl", ".ndjson"):
+        try:
+            rows = [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+            texts = [row.encode(errors="replace") for row in rows]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            no_rows = True
+    texts = texts or re.split(rb"<\|endoftext\|>\r?\n?", content)
+    return [text for text in texts if text.strip()], no_rows
 
 
 def in_splits(sizes, unit=str):
@@ -208,9 +216,8 @@ def in_splits(sizes, unit=str):
     count = Counter(split[unit(name)] for name in sizes)
     whole = min(held["val"], held["test"]) >= HELD_OUT / 2 * held.total()
     words = ", ".join(f"{part} {count[part]:,} ({held[part]:,} bytes)" for part in SPLITS)
-    if not whole:
-        words = f"each is cut out of all the text, as whole files would be {words}"
-    print(f"files of each split: {words}", file=sys.stderr)
+    how = "files of each split" if whole else "the text is cut by position; whole files would be"
+    print(f"{how}: {words}", file=sys.stderr)
     for name in sorted(sizes, key=name_hash):  # any first part is a fair sample
         yield split[unit(name)] if whole else None, name
 

@@ -212,7 +212,7 @@ def at_work(folder):
             import fcntl
             with suppress(OSError):  # another has it, or a drive of a network has no locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for left in folder.glob("unfinished-*"):
+                for left in folder.glob("unfinished-????????"):
                     shutil.rmtree(left)
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_SH)  # until it is closed, by a kill, too

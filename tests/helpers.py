@@ -254,7 +254,8 @@ def command(folder, script, *words, code=0, draw=False):
 def complaint(folder, *words):
     """The one line that a script says before it exits with an error."""
     _, err = command(folder, *words, code=1)
-    beside = "preparing", "read ", "files of each split", "prompt of", "choosing a hard"
+    beside = ("preparing", "read ", "files of each split", "the text is cut", "prompt of",
+              "choosing a hard")
     lines = [line for line in err.splitlines() if not line.startswith(beside)]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     return lines[0]
