@@ -217,7 +217,7 @@ def train(c, out, saved):
             files = ["ckpt.pt"] if due or stopping else []
             if due and not stopping:
                 cut = asked if world == 1 else lambda: False  # all processes stop, or none
-                row = validate(raw_model, task, c, device, context, cut)  # lengths vary
+                row = validate(raw_model, task, c, device, context, cut)  # uncompiled: lengths vary
                 stopping = due = row is None  # if it was cut short, the resumed run begins with it
                 if not due:
                     report(f"iter {it}/{c.max_iters} | {in_words(row)}", log, dict(iter=it) | row)
