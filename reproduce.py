@@ -169,7 +169,8 @@ def make(job, device):
                 run(job.name, *words)
             checkpoint = load_checkpoint(path)
             need_same_flags(out, asked, checkpoint["config"])
-            if checkpoint["iter"] < checkpoint["config"]["max_iters"]:
+            unfinished = checkpoint["iter"] < checkpoint["config"]["max_iters"]
+            if unfinished or checkpoint.get("due"):  # a validation
                 run(job.name, "python", "train.py", "--resume", str(out), "--no-evaluate", *device)
     run(job.name, *score)
     if job.trainings:  # a search writes its file itself

@@ -1,4 +1,5 @@
 """Models and tasks by name: a file that is there can be asked for, no script has to be told."""
+import dataclasses
 import functools
 import importlib
 import re
@@ -86,9 +87,9 @@ def fields_of_models():
 
 def pick(cls, config):
     """The fields of dataclass cls that are in the flat dict config, in which a path is a string."""
-    types = {name: kind for name, kind in get_type_hints(cls).items() if name in config}
-    return {name: Path(config[name]) if kind is Path else config[name]
-            for name, kind in types.items()}
+    types = get_type_hints(cls)
+    found = {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
+    return {name: Path(x) if types[name] is Path else x for name, x in found.items()}
 
 
 @value_errors_fail()

@@ -207,15 +207,15 @@ def made_once(name, source, make):
 @contextmanager
 def at_work(folder):
     """What killed processes left unfinished is removed, unless another is at work, too."""
-    with open(folder / "lock", "w") as lock:
-        with suppress(ImportError):  # on Windows
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):  # on Windows; of another user, a drive without locks
             import fcntl
-            with suppress(OSError):  # another has it, or a drive of a network has no locks
+            lock = stack.enter_context(open(folder / "lock", "w"))
+            with suppress(OSError):  # another is at work
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for left in folder.glob("unfinished-????????"):
                     shutil.rmtree(left)
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_SH)  # until it is closed, by a kill, too
+            fcntl.flock(lock, fcntl.LOCK_SH)  # until it is closed, by a kill, too
         yield
 
 

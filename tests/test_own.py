@@ -61,11 +61,13 @@ def test_the_readmes_task_in_every_command(tasks, home):
 ODD = """
 import numpy as np
 from pathlib import Path
+from typing import ClassVar
 import data
 class Task(data.Task):
     block_size = 8
     table: Path = Path("x")  # where
     share: float = np.float64(.5)
+    n_layer: ClassVar[int] = 7  # is no setting of a task
     def __post_init__(self):
         self.vocab_size = np.max([1, 2])
         self.name = self.table.name

@@ -66,10 +66,11 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     # a lost run is scored again, a stopped one continues
     (folder / "cable-1337.json").unlink()
     assert run()[0].count("$ python") == 2  # eval.py and plot.py
-    (folder / "cable-1338.json").unlink()
     path = home / "out" / "texts.cpu" / "cable-1338" / "ckpt.pt"
-    torch.save(torch.load(path, weights_only=True) | dict(iter=1), path)
-    assert "$ python train.py --resume out/texts.cpu/cable-1338 --no-evaluate" in run()[0]
+    for change in (dict(iter=1), dict(due=True)):  # in a step, in the last validation
+        (folder / "cable-1338.json").unlink()
+        torch.save(torch.load(path, weights_only=True) | change, path)
+        assert "$ python train.py --resume out/texts.cpu/cable-1338 --no-evaluate" in run()[0]
     # a training of other flags, as it was before an edit of an entry, is not used
     other = dict(TEXTS["cpu"], train=TEXTS["cpu"]["train"] + " --batch_size 3")
     here(texts=TEXTS | dict(cpu=other))
