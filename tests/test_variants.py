@@ -41,6 +41,11 @@ def counted_layer(x, model, layer):
             y = row @ pos.mlp(torch.tensor([p], dtype=torch.float64))
         if c.plus == "relative" and i - j < c.block_size:
             y = y + row @ pos.relative.e[:, i - j]
+        if c.plus == "rope":  # another product in place of q . k
+            turn = (i - j) * 10000.0 ** (-2 * torch.arange(4, dtype=torch.float64) / 8)
+            query, key = (torch.complex(*z.chunk(2)) for z in (row, k[b, h, j]))
+            product = (query * key.conj() * torch.polar(torch.ones(4).double(), turn)).real.sum()
+            y = y + (product - row @ k[b, h, j]) / math.sqrt(8)
         return y
     return naive(q, k, v, bias).transpose(1, 2).reshape(B, T, C) @ attn.c_proj.weight.T
 
@@ -48,7 +53,7 @@ def counted_layer(x, model, layer):
 @pytest.mark.parametrize("name, changes, tables", [
     ("cope_mlp", dict(qk_norm=True, share=False), 2), ("cope_mlp_first", {}, 2),
     ("cope_alibi", {}, 2), ("cope_alibi", dict(slopes="1,.5,2,0.1"), 1),
-    ("cope_relative", {}, 1), ("cope_drop", dict(P=4), 1)])
+    ("cope_relative", {}, 1), ("cope_rope", dict(qk_norm=True), 1), ("cope_drop", dict(P=4), 1)])
 def test_every_use_of_copes_count_is_its_formula(name, changes, tables):
     layers = []
     model = make(name, block_size=9, **changes).double()

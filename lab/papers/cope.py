@@ -9,6 +9,7 @@ COUNTING = dict(train="--data counting", eval="--sequences 2000")
 FLIPFLOP = dict(train="--data flipflop --block_size 256 --batch_size 16 --max_iters 1000 "
                       "--learning_rate 1e-3 --lr_decay linear --beta2 0.999",
                 eval="--sequences 2000")
+LONGER = "--max_ops 128 --joined --block_size 128"  # a quarter of the paper's
 NOTE = ("strings of 256 tokens and a quarter of the dimensions; learned positions and RoPE have "
         "2,000 steps, the others 1,000")
 FIRST = ("the MLP in the first layer alone: no position in the others, which is inferred, as the "
@@ -67,8 +68,8 @@ def counts(C, slow="", seeds=1):
         "alibi learned": Row(alibi, seeds)}
 
 
-def counting(models, variables):
-    return {f"{m} {v} var": Row(f"--model {m} --vars {v}", 3)
+def counting(models, variables, words="", flags=""):
+    return {f"{m} {v} var{words}": Row(f"--model {m} --vars {v} {flags}".strip(), 3)
             for v, m in product(variables, models)}
 
 
@@ -108,9 +109,10 @@ ENTRIES = {
         title="CoPE, Table 3: counting with 1, 3 and 5 variables, wrong answers (%)",
         columns=IN, trained_in="counting",
         cpu=COUNTING | dict(
-            note="one and three variables, programs of up to 32 operations, never the same one "
-                 "twice",
-            rows=counting(("cope", "relative", "learned"), (1, 3))),
+            note="programs of up to 32 operations, or 128, never the same one twice",
+            rows=counting(("cope", "relative", "learned"), (1, 3, 5))
+            | counting(("cope",), (3,), ", 128 operations", f"{LONGER} --P 129")
+            | counting(("relative", "learned"), (3,), ", 128 operations", LONGER)),
         paper=PAPER_COUNTING | dict(
             note=COUNTING_NOTE, rows=counting(("cope", "relative", "learned"), (1, 3, 5)))),
     "cope_table4": dict(

@@ -19,12 +19,15 @@ METHODS = (
     "rope", "rope_nope", "rope_window", "rope_nope, no window", "diff", "peri", "path",
     "alibi", "t5", "kerple", "fire", "relative",
     "cable", "cable_nw", "k_cable", "fox",
-    "cope", "cope_sep", "cope_relative", "cope_alibi", "stick",
+    "cope", "cope_sep", "cope_val", "cope_relative", "cope_rope", "cope_alibi",
+    "cope, a table in each layer", "cope, P = 256", "relative_capped", "stick",
     "tra", "tra pre qk-norm")
 POST, PRE = "--norm post --qk_norm", "--norm pre --qk_norm"
 OTHERS = "--norm pre --no-qk_norm"  # the norms of all but TRA
 MORE = {  # model and flags of those rows that are more than --model ROW
     "cope": "cope --P 16", "cope_sep": "cope_sep --P 16", "cope_relative": "cope_relative --P 16",
+    "cope_val": "cope_val --P 16", "cope_rope": "cope_rope --P 16", "cope, P = 256": "cope --P 256",
+    "cope, a table in each layer": "cope --P 16 --no-share",
     "cope_alibi": "cope_alibi --slopes 0.25,0.0625,0.015625,0.00390625",  # ALiBi's, as in Table 8
     "tra": f"tra {POST}", "tra pre qk-norm": f"tra {PRE}", "peri": "perinorm --norm peri --pe rope",
     "tra_kept pre qk-norm": f"tra_kept {PRE}", "tra_qk_scale pre qk-norm": f"tra_qk_scale {PRE}",
@@ -36,7 +39,7 @@ MORE = {  # model and flags of those rows that are more than --model ROW
     "rope_nope, no window": "rope_nope --window 0",
     "cable x4": "cable --max_iters 12000 --eval_interval 2400"}
 THREE_SEEDS = ("cable", "alibi", "rope", "rope_nope", "rope_nope, no window", "rope_window", "fox",
-               "cope", "tra")
+               "cope", "cope_rope", "tra")
 WORDS = dict(cable="2e-3", rope="4e-3", alibi="2e-3", fox="2e-3")  # from lm_words_rates
 
 TRAIN = f"--data stdlib --size nano {OTHERS}"

@@ -1,16 +1,17 @@
 """
 CoPE's count put to other uses (its Tables 5, 7 and 8): an MLP or ALiBi instead of the table of
-positions, relative embeddings beside it. The count p_ij is model_cope.py's.
+positions, relative embeddings or RoPE beside it. The count p_ij is model_cope.py's.
 
     mlp        q_i . MLP(p_ij)                 scalar -> 64 -> d, no interpolation; or in the first
                                                layer alone, the others without any position
     alibi      -m_h p_ij, p not cut off        slopes m_h given, or learned, from 0
     relative   q_i . e[p_ij] + q_i . r[i - j]  the gates see q . k alone
+    rope       q_i . e[p_ij], q and k turned   only for their product: gates and e see them unturned
     drop       q_i . e[p_ij], p <= P - 1       ours: keys that are farther have no weight at all
 
 What differs from the paper: Eq. 10 prints +m p, which for the m it lists would favour far keys; it
-does not say what position the layers without the MLP have: here none. RoPE beside the count, which
-its table of code has, is not here, and gates see keys alone. Read model_cope.py first.
+does not say what position the layers without the MLP have, here none, nor what of CoPE sees RoPE,
+here nothing. Gates see keys alone. Read model_cope.py first.
 """
 import math
 from dataclasses import dataclass
@@ -22,13 +23,13 @@ import torch.nn as nn
 import model_cope
 from lab.variants import heads, joined, replace_attention
 from model_cope import Cache  # noqa: F401  (decoding asks the module for it)
-from rivals import classics
+from rivals import classics, rope
 
 
 @dataclass
 class GPTConfig(model_cope.GPTConfig):
     position: Literal["embedding", "mlp", "alibi"] = "embedding"  # from a count to a bias
-    plus: Literal["none", "relative"] = "none"  # beside the count
+    plus: Literal["none", "relative", "rope"] = "none"  # beside the count
     slopes: str = ""     # alibi: n_head numbers, as 1,0.5,0.25,0.125; empty: learned
     first: bool = False  # position in the first layer alone
     drop: bool = False   # keys whose count is past the table's end have no weight
@@ -36,7 +37,8 @@ class GPTConfig(model_cope.GPTConfig):
 
 VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp", first=True),
                 cope_alibi=dict(position="alibi"),
-                cope_relative=dict(plus="relative"), cope_drop=dict(drop=True))
+                cope_relative=dict(plus="relative"), cope_rope=dict(plus="rope"),
+                cope_drop=dict(drop=True))
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
@@ -53,6 +55,8 @@ def literal(q, k, v, position):
     step = qk.to(float_type).sigmoid() * seen
     distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=position.most)
     bias = position(q, distance)
+    if position.turns:
+        qk = turned_product(q, k)
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
@@ -67,6 +71,14 @@ def counting_attention(q, k, v, position):
     return literal(q, k, v, position)[0]
 
 
+def turned_product(q, k):
+    """q . k / sqrt(d) (B, H, Tq, Tk) with RoPE: both turned by their positions."""
+    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
+    cos, sin = rope.Turn("", d, Tk, Tk).waves(torch.arange(Tk))
+    q = rope.turned(q, (cos[Tk - Tq:], sin[Tk - Tq:]))
+    return q @ rope.turned(k, (cos, sin)).transpose(-1, -2) / math.sqrt(d)
+
+
 class Position(nn.Module):
     """
     From counts p (B, H, n, m) and queries q (B, H, n, d) to the bias (B, H, n, m). use: a
@@ -75,7 +87,7 @@ class Position(nn.Module):
     def __init__(self, config, use):
         super().__init__()
         d = config.n_embd // config.n_head
-        self.use = use
+        self.use, self.turns = use, config.plus == "rope"
         self.most = config.P - 1
         if use == "embedding":
             self.pos_emb = nn.Parameter(torch.zeros(d, config.P))
