@@ -254,7 +254,7 @@ def parse(argv):
     add = parser.add_argument
     add("entry", nargs="?", help="which table or figure; without it, the list")
     add("--scale", default="cpu", choices=lab.SCALES,
-        help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: for a GPU")
+        help="cpu: minutes a run on two cores; gpu, and paper, the paper's sizes: most for a GPU")
     add("--data", default="", metavar="FOLDER", help="of lm_english: its text, a file or folder")
     add("--rows", nargs="+", default=(), help="only these rows, or models that the table lacks")
     add("--seeds", type=int, default=0,

@@ -4,8 +4,8 @@ Selective copy: repeat what was said, without the blanks (Gu and Dao, 2023; CoPE
     _ D _ _ C F _ B | D C F B        n symbols shuffled among blanks, a separator, the symbols again
 
 Loss and score count the n outputs, each predicted from the true ones before it. Trained, and tested
-in iid, with n blanks; dense has n / 2, sparse 2n. block_size is the length of the longest, sparse:
-n = (block_size - 1) / 4. Every batch is drawn anew.
+in iid, with n blanks, on 3n tokens; dense has n / 2 blanks, sparse 2n. block_size is the length of
+the longest, sparse: n = (block_size - 1) / 4. Every batch is drawn anew.
 """
 import numpy as np
 

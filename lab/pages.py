@@ -102,8 +102,10 @@ def not_run():
         for scale in [scale for scale in SCALES[1:] if scale in entry and "runs" not in entry]:
             table = find(name, scale)
             if not any(table.runs.rglob("*.json")):
-                rows.append([entry["title"].partition(":")[0], f"`{command_of(table)}`"])
-    return tables.markdown(["table", "command"], rows)
+                hours = table.part.get("core_hours")
+                needs = f"{hours} hours of a CPU core" if hours else "a GPU"
+                rows.append([entry["title"].partition(":")[0], needs, f"`{command_of(table)}`"])
+    return tables.markdown(["table", "needs", "command"], rows)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ An entry of a random search has metric (tvd, auc, accuracy or precision), scheme
 sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them ema (True: the moving
 average of the weights, too) and theorem (the hard-coded models, too). A scale has trials, steps and
 panels: a panel is a task (data and its fields) with the batch size, the greatest length to measure,
-and `at`, the lengths [from, to] over which a trial's number is the mean. The ranges of the
-hyper-parameters are ours.
+and `at`, the lengths [from, to] over which a trial's number is the mean. It may have schemes of its
+own. The ranges of the hyper-parameters are ours. The paper draws twelve, of which two, the epsilons
+of its norms and of AdamW, are fixed here.
 """
 import argparse
+import functools
 import sys
-import time
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -28,14 +29,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
 import model_postnorm
+from common import ROOT
 from common.device import environment, setup
 from common.exits import fail, in_one_line, nearest
-from common.files import read_json, write_json
+from common.files import read_json, write_json, write_safely
 from common.flags import Parser
 from common.names import find_task, pick
 from data import tvd
 from eval import auc
-from lab import find
+from lab import find, slug
 from lab.variants.minimal import MaxRetrieval, MinimalTransformer, hard_coded
 
 SEED, SEQUENCES = 1337, 512  # of all searches; sequences to measure on
@@ -97,24 +99,27 @@ def decays(model):
     return parameters_to_vector(parts).detach()
 
 
-def fit(models, trials, batch, steps, device="cpu"):
+def fit(models, trials, batch, steps, device="cpu", saved=None):
     """
     Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the
     same batches: batch(step) -> x, y. AdamW, linear warmup and decay, as torch has them.
     -> logits(weights, x), {raw, ema, bema: weights (K, N)}: the last ones, their moving average,
-    and that without its lag (BEMA, section 4.5).
+    and that without its lag (BEMA, section 4.5). It goes on from the file saved, if there is one,
+    which it writes after each fiftieth of the steps.
     """
     logits = stacked(models[0].to(device))
     start = torch.stack([parameters_to_vector(m.parameters()).detach().to(device) for m in models])
-    theta = start.clone().requires_grad_()
     matrix = decays(models[0])
     h = SimpleNamespace(**{name: torch.tensor([[trial[name]] for trial in trials], device=device)
                            for name in trials[0]})                      # (K, 1)
     warmup = (h.warmup * steps).round().clamp(min=1)
-    m = torch.zeros_like(theta)
-    v = torch.zeros_like(theta)
-    ema = start.clone()
-    for step in range(1, steps + 1):
+    first, theta, ema = 1, start.clone(), start.clone()
+    m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+    if saved and saved.exists():
+        first, theta, m, v, ema = torch.load(saved, map_location=device)
+        print(f"from iter {first}", flush=True)
+    theta.requires_grad_()
+    for step in range(first, steps + 1):
         x, y = (torch.from_numpy(a).to(device) for a in batch(step))
         out = logits(theta, x)                                          # (K, ..., classes)
         p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
@@ -132,6 +137,9 @@ def fit(models, trials, batch, steps, device="cpu"):
             ema.lerp_(theta, (h.rho + step)**-h.kappa)
         if step % max(1, steps // 50) == 0:
             print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f}", flush=True)
+            if saved:
+                state = step + 1, theta.detach(), m, v, ema
+                write_safely(saved, functools.partial(torch.save, state))
     theta = theta.detach()
     bema = ema + (h.rho + steps)**-h.eta * (theta - start)
     return logits, dict(raw=theta, ema=ema, bema=bema)
@@ -205,10 +213,9 @@ def note(trials, weights, split, lengths, measured, at):
             numbers["by_length"] = [round(float(y), 6) for y in curve]
 
 
-def search(entry, part, panel, scheme, device="cpu"):
+def search(entry, part, panel, scheme, device="cpu", saved=None):
     """All trials of one scheme on one panel's task -> lengths, and a dict for the JSON."""
     torch.set_float32_matmul_precision("highest")  # no TF32
-    begin = time.time()
     task = make_task(panel)
     far = make_task(panel, block_size=panel["longest"])
     drawn, models = [], []
@@ -227,8 +234,7 @@ def search(entry, part, panel, scheme, device="cpu"):
         splits["validation"] = [str(panel["at"][0])]
         splits["test"] = [T for T in task.splits[2:] if int(T) <= panel["longest"]]
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
-        logits, by_weights = fit(models, drawn, batch, part["steps"], device)
-        seconds = round(time.time() - begin, 1)
+        logits, by_weights = fit(models, drawn, batch, part["steps"], device, saved)
         finite = by_weights["raw"].isfinite().all(1).tolist()
         trials = [dict(hyperparameters=t, finite=f) for t, f in zip(drawn, finite)]
         if not entry.get("ema"):
@@ -239,7 +245,7 @@ def search(entry, part, panel, scheme, device="cpu"):
                 bins, measured = measure(far, logits, weights, SEQUENCES, rng, tests, device)
                 shown = measured.keys() & {"tvd", "auc", entry["metric"]}
                 note(trials, name, split, bins, {m: measured[m] for m in shown}, panel["at"])
-    return bins, dict(seconds=seconds, trials=trials, environment=environment())
+    return bins, dict(trials=trials, environment=environment())
 
 
 def theorem(n=64, gap=10.0, sequences=64):
@@ -282,7 +288,8 @@ def main(argv=None):
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: auto)")
     add("--out", required=True, type=Path, help="a JSON; schemes that it has are left")
     args = parser.parse_args(argv)
-    _, _, entry, part = find(args.entry, args.scale)
+    table = find(args.entry, args.scale)
+    entry, part = table.entry, table.part
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem":
         return args.out.exists() or write_json(args.out, theorem())
@@ -294,12 +301,15 @@ def main(argv=None):
         environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
         name=args.panel)
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
-    for scheme in entry["schemes"]:
+    for scheme in part.get("schemes", entry["schemes"]):
         if scheme not in result["schemes"]:
             print(f"{args.panel}: {scheme}", flush=True)
-            searched = search(entry, part, panel, scheme, str(device))
+            saved = ROOT / table.trainings / f"{slug(args.panel)}-{scheme}-{part['steps']}.pt"
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            searched = search(entry, part, panel, scheme, str(device), saved)
             result["lengths"], result["schemes"][scheme] = searched
             write_json(args.out, result)
+            saved.unlink()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ from lab import search, tables
 from lab.papers import postnorm
 from tests.helpers import close, command, rng
 
+SET = dict(data="set_complement", n=34, block_size=2, batch_size=4, longest=33, at=[3, 3])
+DYCK = dict(data="dyck", k=2, m=2, block_size=4, batch_size=4, longest=16, at=[5, 16])
+MAXIMUM = dict(data="max_retrieval", batch_size=4, longest=32, at=[32, 32])
+
 
 def logits_of(out):
     return out[0] if isinstance(out, tuple) else out
@@ -73,6 +77,24 @@ def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme, exact):
                 close(logits(averages["raw"], x)[i], logits_of(model(x)), 1e-3)
 
 
+def test_a_search_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
+    task, trials = search.make_task(SET), [search.draw_trial(rng(i)) for i in range(2)]
+
+    def searched(last, saved=None):
+        torch.manual_seed(0)
+        models = [search.small_model(task, "peri") for _ in trials]
+
+        def batch(step):
+            if step > last:
+                raise KeyboardInterrupt
+            return task.batch("train", 4, rng(step))
+        return search.fit(models, trials, batch, 8, saved=saved)[1]
+    with pytest.raises(KeyboardInterrupt):
+        searched(5, tmp_path / "state.pt")
+    for name, weights in searched(8, tmp_path / "state.pt").items():
+        assert weights.equal(searched(8)[name])
+
+
 def test_measure_by_length():
     """Weights that answer with the target itself, with nothing, or with what may not follow."""
     task = search.make_task(dict(data="set_complement", n=6, block_size=5))
@@ -87,10 +109,6 @@ def test_measure_by_length():
     assert (scores["precision"][0] > 10).all()
     assert (scores["precision"][1] == 0).all() and (scores["precision"][2] == -1).all()
 
-
-SET = dict(data="set_complement", n=34, block_size=2, batch_size=4, longest=33, at=[3, 3])
-DYCK = dict(data="dyck", k=2, m=2, block_size=4, batch_size=4, longest=16, at=[5, 16])
-MAXIMUM = dict(data="max_retrieval", batch_size=4, longest=32, at=[32, 32])
 
 
 @pytest.mark.parametrize("name, panel", [

@@ -40,32 +40,35 @@ ENTRIES = {
         metric="precision", schemes=("none", "output", "post", "pre_final"),
         theorem=True,
         cpu=dict(trials=8, steps=20000, panels=set_panels([(64, 2)], 16, exact=True)),
-        paper=dict(note="n, length, steps, batch and trials are ours; trained on samples, the "
-                        "small runs on the distribution itself",
-                   trials=100, steps=100000, panels=set_panels([(64, 2)], 128))),
+        paper=dict(core_hours=2, note="all sizes are ours; trained on samples, the small runs on "
+                                      "the distribution itself",
+                   trials=25, steps=100000, panels=set_panels([(64, 2)], 32))),
     "postnorm_fig1": dict(
         title="Post-Norm, Figure 1: set complement by minimal transformers, total variation "
               "distance, dots at length n / 2",
         metric="tvd", schemes=SCHEMES,
         cpu=dict(trials=25, steps=20000, panels=set_panels([(16, 1), (16, 2)], 32) | set_panels(
             [(16, 1), (16, 2), (64, 2), (64, 8)], 16, exact=True)),
-        paper=dict(note="n, batch, trials and the lengths above 1 are ours",
-                   trials=100, steps=1000000, panels=set_panels(
-                       [(16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 8)], 128))),
+        paper=dict(core_hours=10, note="the paper's four schemes and steps; 25 trials of its 100; "
+                                       "n, batch and length are ours",
+                   trials=25, steps=1000000, schemes=("pre", "post", "peri", "peri_init"),
+                   panels=set_panels([(16, 2)], 32))),
     "postnorm_bema": dict(
         title="Post-Norm, section 4.5: does BEMA help where labels are noise? Set complement, the "
               "label one sample of the answer's distribution, total variation distance; no figure "
               "of the paper has EMA beside it",
         metric="tvd", schemes=("pre", "pre_final", "peri"), ema=True,
         cpu=dict(trials=25, steps=100000, panels=set_panels([(16, 4)], 32)),
-        paper=dict(note="n, length, batch and trials are ours",
-                   trials=100, steps=1000000, panels=set_panels([(16, 4)], 128))),
+        paper=dict(core_hours=5, note="the paper's steps; 25 trials of its 100; n, batch and "
+                                      "length are ours",
+                   trials=25, steps=1000000, panels=set_panels([(16, 4)], 32))),
     "postnorm_fig2": dict(
         title="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
         metric="accuracy", schemes=("none", "pre", "post", "peri"),
         cpu=dict(trials=8, steps=2000, panels=MAXIMUM),
-        paper=dict(note="width, number of classes, GELU and the lengths read are ours",
-                   trials=100, steps=100000, panels=MAXIMUM)),
+        paper=dict(core_hours=5, note="the paper's steps and batch; 4 trials of its 100; width, "
+                                      "number of classes, GELU and the lengths read are ours",
+                   trials=4, steps=100000, panels=MAXIMUM)),
     "postnorm_fig3": dict(
         title="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond "
               "the training length",
@@ -88,8 +91,8 @@ ENTRIES["postnorm_fig7"] = ENTRIES["postnorm_fig3"] | dict(
     title="Post-Norm, Figure 7: bounded Dyck languages, ROC AUC of the end, dots beyond the "
           "training length",
     runs="postnorm_fig3", metric="auc")
-ENTRIES["postnorm_ssmax"] = ENTRIES["postnorm_fig1"] | dict(
+ENTRIES["postnorm_ssmax"] = dict(
     title="Sharper attention instead of a norm? Set complement, trained on up to 8 tokens, total "
           "variation distance; no paper has this figure",
-    runs="postnorm_fig1", schemes=("pre_final", "ssmax", "output", "peri"),
+    metric="tvd", runs="postnorm_fig1", schemes=("pre_final", "ssmax", "output", "peri"),
     cpu=dict(trials=25, steps=20000, panels=set_panels([(64, 8)], 16, exact=True)))
