@@ -56,7 +56,8 @@ def literal(q, k, v, position):
     distance = step.flip(-1).cumsum(-1).flip(-1).clamp(max=position.most)
     bias = position(q, distance)
     if position.turns:
-        qk = turned_product(q, k)
+        q_turned, k_turned = turned(q, k)
+        qk = q_turned @ k_turned.transpose(-1, -2) / math.sqrt(q.size(3))
     attention = (qk + bias).masked_fill(~seen, float("-inf")).softmax(-1)
     return attention.to(v.dtype) @ v, dict(
         qk=qk, bias=bias, attention=attention, step=step, distance=distance)
@@ -64,19 +65,28 @@ def literal(q, k, v, position):
 
 def counting_attention(q, k, v, position):
     """
-    The same: here plainness comes before speed.
+    The same: here plainness comes before speed, but for RoPE, which is as fast as CoPE.
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     position: a Position. Returns (B, H, Tq, d).
     """
-    return literal(q, k, v, position)[0]
+    if not position.turns:
+        return literal(q, k, v, position)[0]
+    # twice the channels: for the logits q and k are in the first half, turned; for gates and
+    # positions in the second. sqrt(2), as logits are divided by the root of twice as many
+    q_turned, k_turned = turned(q, k)
+    e, none, root = position.pos_emb, torch.zeros_like(k), math.sqrt(2)
+    y = model_cope.cope_attention(
+        root * torch.cat((q_turned, q), -1), torch.cat((k_turned, none), -1),
+        torch.cat((v, none), -1), torch.cat((torch.zeros_like(e), e)) / root,
+        torch.cat((none, k), -1))
+    return y[..., :v.size(3)]
 
 
-def turned_product(q, k):
-    """q . k / sqrt(d) (B, H, Tq, Tk) with RoPE: both turned by their positions."""
-    Tq, Tk, d = q.size(2), k.size(2), q.size(3)
-    cos, sin = rope.Turn("", d, Tk, Tk).waves(torch.arange(Tk))
-    q = rope.turned(q, (cos[Tk - Tq:], sin[Tk - Tq:]))
-    return q @ rope.turned(k, (cos, sin)).transpose(-1, -2) / math.sqrt(d)
+def turned(q, k):
+    """q and k, turned by RoPE to their positions."""
+    Tq, Tk = q.size(2), k.size(2)
+    cos, sin = rope.Turn("", q.size(3), Tk, Tk).waves(torch.arange(Tk))
+    return rope.turned(q, (cos[Tk - Tq:], sin[Tk - Tq:])), rope.turned(k, (cos, sin))
 
 
 class Position(nn.Module):
