@@ -14,6 +14,7 @@ What differs from the paper, and why:
   head's d; and they have biases, b_c and b_s, which Eq. 2 and 6 do not print
 - in Eq. 1 q . k is not divided by sqrt(d), nor in the code that the authors released first; ours
   and their later code divide. That first code has softplus steps and no g: cable_nw_softplus
+- decoding caches the steps a and sums them anew, where the paper caches the sums S
 - backbone: ours, where the paper has GPT-2's LayerNorm and biases
 - what only one table of its results needs (K-CABLE, the logarithm of the distance) is in
   lab/variants/

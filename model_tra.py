@@ -16,7 +16,8 @@ What differs from the paper, and why:
 - norm="post" and qk_norm=True are the defaults: the paper's text has neither, the authors' notebook
   has both (what they do: `python reproduce.py tra_norm`)
 - every head has its own delta; Eq. 8 has one
-- backbone: a GELU MLP of width 4E, where the paper has SwiGLU of width 2E
+- backbone: a GELU MLP of width 4E, tied embeddings, no biases and N(0, .02), where the paper has
+  SwiGLU of width 2E, and the notebook an untied head, biases and torch's initialisation
 """
 import math
 from dataclasses import dataclass
