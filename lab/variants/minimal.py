@@ -2,9 +2,8 @@
 Post-Norm's small models: the minimal transformer of the set complement task (Eq. 2, 3), hard-coded
 solutions, and max retrieval (section 6.2). search.py trains them.
 
-What differs from the paper: norms have eps = 1e-12 in the minimal transformer, whose matrices start
-at std 0.02, cut off at 2 std. The hard-coded matrices are ours, neither the theorem's nor those of
-Example 4.1.
+What differs from the paper, or is not named there: norms have eps = 1e-12 in the minimal
+transformer, whose matrices start at std 0.02, cut off at 2 std. The hard-coded matrices are ours.
 """
 import torch
 import torch.nn as nn
