@@ -275,7 +275,8 @@ def theorem(panel, hard_coded, out):
     T, (left, right) = hard_coded["lengths"], axes[0]
     for norm, model in hard_coded["models"].items():
         color = plot.color_of(norm)
-        trained = [trial for trial in panel["schemes"][norm]["trials"] if trial["finite"]]
+        search = panel["schemes"].get(norm, dict(trials=[]))  # if half done
+        trained = [trial for trial in search["trials"] if trial["finite"]]
         formula, measured = np.array([model["formula"], model["precision"]])
         left.plot(T, formula / formula[0], color=color, lw=2.4, label=f"{norm}: {WHERE[norm]}")
         left.plot(T[::4], measured[::4] / measured[0], "o", color=color, ms=5, mfc="none")

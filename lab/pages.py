@@ -96,12 +96,15 @@ def where(command, results, *said):
 
 
 def not_run():
-    """A row for each table beyond the CPU's scale that has no run yet."""
+    """A row for each table beyond the CPU's scale that has no run yet, or a search half done."""
     rows = []
     for name, entry in entries().items():
         for scale in [scale for scale in SCALES[1:] if scale in entry and "runs" not in entry]:
             table = find(name, scale)
-            if not any(table.runs.rglob("*.json")):
+            runs = tables.runs_of(table)
+            schemes = set(table.part.get("schemes", entry.get("schemes", ())))
+            begun = any(schemes - run["schemes"].keys() for run in runs if "schemes" in run)
+            if begun or not runs:
                 hours = table.part.get("core_hours")
                 needs = f"{hours} hours of a CPU core" if hours else "a GPU"
                 rows.append([entry["title"].partition(":")[0], needs, f"`{command_of(table)}`"])

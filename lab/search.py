@@ -10,14 +10,14 @@ sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them ema
 average of the weights, too) and theorem (the hard-coded models, too). A scale has trials, steps and
 panels: a panel is a task (data and its fields) with the batch size, the greatest length to measure,
 and `at`, the lengths [from, to] over which a trial's number is the mean. It may have schemes of its
-own. The ranges of the hyper-parameters are ours. The paper draws twelve, of which two, the epsilons
-of its norms and of AdamW, are fixed here.
+own. The ranges of the hyper-parameters are ours.
 """
 import argparse
 import functools
 import sys
 import warnings
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,13 +113,13 @@ def fit(models, trials, batch, steps, device="cpu", saved=None):
     h = SimpleNamespace(**{name: torch.tensor([[trial[name]] for trial in trials], device=device)
                            for name in trials[0]})                      # (K, 1)
     warmup = (h.warmup * steps).round().clamp(min=1)
-    first, theta, ema = 1, start.clone(), start.clone()
+    done, theta, ema = 0, start.clone(), start.clone()
     m, v = torch.zeros_like(theta), torch.zeros_like(theta)
     if saved and saved.exists():
-        first, theta, m, v, ema = torch.load(saved, map_location=device)
-        print(f"from iter {first}", flush=True)
+        done, theta, ema, m, v = torch.load(saved, map_location=device)
+        print(f"from iter {done}", flush=True)
     theta.requires_grad_()
-    for step in range(first, steps + 1):
+    for step in range(done + 1, steps + 1):
         x, y = (torch.from_numpy(a).to(device) for a in batch(step))
         out = logits(theta, x)                                          # (K, ..., classes)
         p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
@@ -138,7 +138,7 @@ def fit(models, trials, batch, steps, device="cpu", saved=None):
         if step % max(1, steps // 50) == 0:
             print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f}", flush=True)
             if saved:
-                state = step + 1, theta.detach(), m, v, ema
+                state = step, theta.detach(), ema, m, v
                 write_safely(saved, functools.partial(torch.save, state))
     theta = theta.detach()
     bema = ema + (h.rho + steps)**-h.eta * (theta - start)
@@ -304,12 +304,15 @@ def main(argv=None):
     for scheme in part.get("schemes", entry["schemes"]):
         if scheme not in result["schemes"]:
             print(f"{args.panel}: {scheme}", flush=True)
-            saved = ROOT / table.trainings / f"{slug(args.panel)}-{scheme}-{part['steps']}.pt"
+            # another name after an edit of the entry
+            settings = str((panel, part["trials"], part["steps"])).encode()
+            name = f"{slug(args.panel)}-{scheme}-{sha256(settings).hexdigest()[:8]}.pt"
+            saved = ROOT / table.trainings / name
             saved.parent.mkdir(parents=True, exist_ok=True)
             searched = search(entry, part, panel, scheme, str(device), saved)
             result["lengths"], result["schemes"][scheme] = searched
             write_json(args.out, result)
-            saved.unlink()
+            saved.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

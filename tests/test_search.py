@@ -79,6 +79,7 @@ def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme, exact):
 
 def test_a_search_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     task, trials = search.make_task(SET), [search.draw_trial(rng(i)) for i in range(2)]
+    asked = []
 
     def searched(last, saved=None):
         torch.manual_seed(0)
@@ -87,12 +88,15 @@ def test_a_search_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
         def batch(step):
             if step > last:
                 raise KeyboardInterrupt
+            asked.append(step)
             return task.batch("train", 4, rng(step))
         return search.fit(models, trials, batch, 8, saved=saved)[1]
     with pytest.raises(KeyboardInterrupt):
         searched(5, tmp_path / "state.pt")
-    for name, weights in searched(8, tmp_path / "state.pt").items():
-        assert weights.equal(searched(8)[name])
+    resumed = searched(8, tmp_path / "state.pt")
+    assert asked == [1, 2, 3, 4, 5, 6, 7, 8]
+    for name, weights in searched(8).items():
+        assert weights.equal(resumed[name])
 
 
 def test_measure_by_length():

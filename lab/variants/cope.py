@@ -43,7 +43,10 @@ VARIANTS = dict(cope_mlp=dict(position="mlp"), cope_mlp_first=dict(position="mlp
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs
 
-EQUATION = "logit_ij = q_i . k_j / sqrt(d) + bias(q_i, p_ij),  p_ij = sum of steps from j to i"
+EQUATION = dict.fromkeys(
+    VARIANTS, "logit_ij = q_i . k_j / sqrt(d) + bias(q_i, p_ij),  p_ij = sum of steps from j to i")
+EQUATION["cope_rope"] = ("logit_ij = R_i q_i . R_j k_j / sqrt(d) + q_i . e[p_ij],  p_ij = sum of "
+                         "steps from j to i")
 STEP = model_cope.STEP
 
 
@@ -65,14 +68,14 @@ def literal(q, k, v, position):
 
 def counting_attention(q, k, v, position):
     """
-    The same: here plainness comes before speed, but for RoPE, which is as fast as CoPE.
+    The same: here plainness comes before speed. With RoPE it is cope_attention's, in twice the
+    channels: logits are of [q turned, q] and [k turned, 0], gates of [q turned, q] and [0, k].
     q (B, H, Tq, d); k, v (B, H, Tk, d); the queries are the last Tq positions of the keys.
     position: a Position. Returns (B, H, Tq, d).
     """
     if not position.turns:
         return literal(q, k, v, position)[0]
-    # twice the channels: for the logits q and k are in the first half, turned; for gates and
-    # positions in the second. sqrt(2), as logits are divided by the root of twice as many
+    # sqrt(2), as it divides by the root of 2 d
     q_turned, k_turned = turned(q, k)
     e, none, root = position.pos_emb, torch.zeros_like(k), math.sqrt(2)
     y = model_cope.cope_attention(
@@ -160,6 +163,9 @@ class GPT(model_cope.GPT):
     def __init__(self, config):
         if config.gates != "key" or config.drop and config.P < 2:  # a query's own key stays
             raise ValueError(f"gates={config.gates} must be key, and with drop P at least 2")
+        if config.plus == "rope" and (config.position != "embedding" or config.drop or config.first
+                                      or config.n_embd // config.n_head % 2):
+            raise ValueError("plus=rope: not with position, first or drop, nor with odd heads")
         super().__init__(config)
         replace_attention(self, CausalSelfAttention)
         shared = config.share and (config.position != "alibi" or config.slopes)
