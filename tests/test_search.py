@@ -114,7 +114,6 @@ def test_measure_by_length():
     assert (scores["precision"][1] == 0).all() and (scores["precision"][2] == -1).all()
 
 
-
 @pytest.mark.parametrize("name, panel", [
     ("postnorm_fig2", MAXIMUM), ("postnorm_fig3", DYCK), ("postnorm_theorem", SET),
     ("postnorm_bema", SET)])

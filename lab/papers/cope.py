@@ -109,7 +109,7 @@ ENTRIES = {
         title="CoPE, Table 3: counting with 1, 3 and 5 variables, wrong answers (%)",
         columns=IN, trained_in="counting",
         cpu=COUNTING | dict(
-            note="programs of up to 32 operations, or 128, never the same one twice",
+            note="programs of up to 32 operations, or as a row says, never the same one twice",
             rows=counting(("cope", "relative", "learned"), (1, 3, 5))
             | counting(("cope",), (3,), ", 128 operations", f"{LONGER} --P 129")
             | counting(("relative", "learned"), (3,), ", 128 operations", LONGER)),
