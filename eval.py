@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import data
 from common import names
-from common.checkpoint import check_same, check_text, load_run
+from common.checkpoint import beside, check_same, check_text, load_run
 from common.device import environment, setup
 from common.exits import fail, in_one_line, script
 from common.files import write_json
@@ -482,9 +482,8 @@ def where_to_write(out, runs, command):
     """--out, or eval in the runs' folder; with a number where another command's are there."""
     if out:
         return out
-    folder = runs[0].path.parent if len(runs) == 1 else Path("out")
     for n in itertools.count(1):
-        path = folder / (f"eval-{n}.json" if n > 1 else "eval.json")
+        path = beside(runs) / (f"eval-{n}.json" if n > 1 else "eval.json")
         if not path.exists() or f'"command": {json.dumps(command)}' in path.read_text("utf-8"):
             return path.with_suffix("")
 
@@ -509,8 +508,8 @@ def parse(argv):
     add("--split", help="default: test on text and in a search, every test split of a task")
     add("--data", help="text or search: another corpus, file or folder than the run's own")
     add("--out", help="where to write, without extension; default: eval.json and eval.png in the "
-                      "run's folder, in out/ for several runs; eval-2, eval-3, ... where another "
-                      "command has written these")
+                      "run's folder, in out/ for several runs or results/weights; "
+                      "eval-2, eval-3, ... where another command has written these")
     add("--seed", type=int, default=1337,
         help="of a task's sequences, and of models that draw at test time (default: 1337)")
     add_run_flags(parser, bema="score the BEMA weights of runs trained with --bema")

@@ -128,7 +128,8 @@ def newest_run():
         config = load_checkpoint(path)["config"]
         if trained_on(config).encoding:
             return path
-    fail("no run on text in out/ yet; make one with: python train.py --model cable")
+    fail("no run on text in out/ yet; make one with: python train.py --model cable, or name "
+         "a folder of results/weights")
 
 
 def main(argv=None):

@@ -92,6 +92,8 @@ def settings_of(argv):
     if folder is not None:
         path = find_checkpoint(folder)
         saved = load_checkpoint(path)
+        if "optimizer" not in saved:
+            fail(f"{path} has weights alone: begin a new run with --init_from {path.parent}")
         return resumed_settings(saved, argv, __doc__), path.parent, saved
     c = new_settings(argv, __doc__)
     out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).resolve().name}-{c.size}").expanduser()

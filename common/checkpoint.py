@@ -9,7 +9,7 @@ from typing import NamedTuple, get_type_hints
 import numpy as np
 import torch
 
-from common import names
+from common import ROOT, names
 from common.bema import BEMA
 from common.exits import fail
 from data.text import was_prepared
@@ -45,6 +45,18 @@ def find_checkpoint(path=None):
         how += f" --data {data}" if data in names.task_names() else ""
         fail(f"no checkpoint at {path}; make one with: python train.py {how}")
     return path
+
+
+def beside(runs):
+    """
+    The folder for what is made of runs: a run's own, or out/ for several, and for weights that the
+    repository has.
+    """
+    folder = runs[0].path.parent
+    if len(runs) > 1 or ROOT / "results" in folder.resolve().parents:
+        folder = Path("out")
+        folder.mkdir(exist_ok=True)
+    return folder
 
 
 def plain(name, value):

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 
-from common import ROOT
 from common.attention import attention_inputs, attention_module, plain_function
-from common.checkpoint import check_text, load_run
+from common.checkpoint import beside, check_text, load_run
 from common.exits import fail, in_one_line, nearest
 from common.files import write_figure
 from common.flags import Parser, add_set
@@ -48,13 +47,6 @@ def load_runs(args):
         if is_encoder(run.model):
             fail(f"{run.path} is an encoder: maps are of causal models")
     return runs
-
-
-def beside(runs, name):
-    """A file in a run's folder, or in out/ where it is of several runs."""
-    folder = runs[0].path.parent if len(runs) == 1 else ROOT / "out"
-    folder.mkdir(exist_ok=True)
-    return folder / name
 
 
 def task_of(run, length):
@@ -332,7 +324,7 @@ def main(argv=None):
         fail(f"{args.figure} draws one run")
     runs = load_runs(args)
     with rc_context(STYLE):
-        write_figure(args.draw(runs, args), args.out or beside(runs, f"{args.figure}.png"))
+        write_figure(args.draw(runs, args), args.out or beside(runs) / f"{args.figure}.png")
 
 
 if __name__ == "__main__":

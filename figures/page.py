@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from common.attention import attention_module
+from common.checkpoint import beside
 from common.exits import fail, in_one_line
 from common.files import write_text
 from common.flags import Parser, add_set
-from figures.maps import beside, load_runs, look, same_sequence, sharpest
+from figures.maps import load_runs, look, same_sequence, sharpest
 
 DIGITS = dict(qk=2, bias=2, step=2, distance=2, attention=3)  # behind the point
 
@@ -177,7 +178,7 @@ def main(argv=None):
     if Path(args.out or ".html").suffix not in (".html", ""):
         fail(f"cannot write {args.out}: use .html")
     guide, runs = guide_of(args.guide) if args.guide else {}, load_runs(args)
-    out = args.out or beside(runs, "play.html")
+    out = args.out or beside(runs) / "play.html"
     page = filled(content_of(runs, args) | guide)
     write_text(out, page)
     print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")
