@@ -1,23 +1,26 @@
 """
-GUIDE.md -> a notebook of the same text, whose code runs cell by cell.
+GUIDE.md -> a notebook of the same text, with what its code prints and its pictures.
 
-    python -m figures.notebook      writes results/GUIDE.ipynb
+    pip install -e ".[notebook]" && python -m figures.notebook      writes results/GUIDE.ipynb
 
-A block of Python becomes a cell of code, and so does a picture, which the cell shows when it runs:
-Colab finds no files beside a text. The address to clone is the one in GUIDE.md's link to Colab.
+A block of Python becomes a cell of code, and so does a picture: Colab finds no files beside a text.
+Where `git remote get-url origin` is on GitHub, the notebook has a badge for Colab, and its first
+cell fetches the repository there.
 """
-import json
 import re
+import subprocess
 import sys
+
+import jupytext
+from nbclient import NotebookClient
 
 from common import ROOT
 from common.exits import in_one_line
 from common.files import write_text
 
-BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.S | re.M)
 PICTURE = re.compile(r"^!\[.*\]\((results/.*)\)\n", re.M)
 FIRST = '''\
-# Run this cell first. It goes to the repository's root; on Colab it fetches the repository.
+# Run this cell first. It goes to the repository's root{fetches}.
 import os
 import subprocess
 import sys
@@ -26,48 +29,51 @@ from pathlib import Path
 from IPython.display import Image
 
 here = Path.cwd()
-places = [here, *here.parents, here / "nanoPE"]
+{clone}places = [here, *here.parents, here / "nanoPE"]
 found = [place for place in places if (place / "model_baseline.py").exists()]
-if not found and "google.colab" in sys.modules:
-    subprocess.run(["git", "clone", "--depth", "1", "https://github.com/{address}"], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "tiktoken"], check=True)
-    found = [here / "nanoPE"]  # Colab has torch, numpy and matplotlib
 if not found:
     raise FileNotFoundError(f"{{here}} is not in nanoPE's repository: open this notebook there, "
                             "where it is results/GUIDE.ipynb")
 os.chdir(found[0])
 sys.path.insert(0, os.getcwd())
 '''
+CLONE = '''\
+if "google.colab" in sys.modules:
+    subprocess.run(["git", "clone", "--depth", "1", "https://github.com/{}", "nanoPE"])
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "tiktoken"])
+'''
+BADGE = ("[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+         "(https://colab.research.google.com/github/{}/blob/main/results/GUIDE.ipynb)\n\n")
 
 
-def notebook(guide):
-    """The text of GUIDE.md -> what is in the notebook's file, by nbformat 4.4."""
-    address = re.search(r"colab\.research\.google\.com/github/(\S+?)/blob/", guide)[1]
+def address():
+    """owner/name of this clone's origin on GitHub, or nothing."""
+    origin = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, text=True,
+                            capture_output=True).stdout.strip()
+    match = re.search(r"github\.com[:/](.+?/.+?)(\.git)?$", origin)
+    return match and match[1]
+
+
+def notebook(guide, address):
+    """The text of GUIDE.md -> an nbformat notebook, not run."""
     guide = PICTURE.sub(r'```python\nImage("\1")\n```\n', guide)
     guide = guide.replace("](results/", "](")  # where the notebook is
-    parts = BLOCK.split(guide)                 # text, code, text, ...
-    cells = [cell("code", FIRST.format(address=address))]
-    for n, part in enumerate(parts):
-        if n % 2:
-            cells.append(cell("code", part))
-        else:
-            sections = re.split(r"^(?=#+ )", part, flags=re.M)
-            cells += [cell("markdown", section) for section in sections if section.strip()]
-    kernel = dict(name="python3", display_name="Python 3", language="python")
-    return dict(cells=cells, metadata=dict(kernelspec=kernel), nbformat=4, nbformat_minor=4)
-
-
-def cell(kind, text):
-    lines = text.strip("\n").splitlines(keepends=True)
-    if kind == "markdown":
-        return dict(cell_type=kind, metadata={}, source=lines)
-    return dict(cell_type=kind, execution_count=None, metadata={}, outputs=[], source=lines)
+    first = FIRST.format(fetches="; on Colab it fetches the repository" if address else "",
+                         clone=CLONE.format(address) if address else "")
+    badge = BADGE.format(address) if address else ""
+    text = f"{badge}```python\n{first}```\n\n{guide}"
+    made = jupytext.reads(text, dict(extension=".md", split_at_heading=True))
+    made.metadata = dict(kernelspec=dict(name="python3", display_name="Python 3"))
+    for n, cell in enumerate(made.cells):
+        cell.id = f"cell-{n}"
+    return made
 
 
 def main():
     out = ROOT / "results" / "GUIDE.ipynb"
-    made = notebook((ROOT / "GUIDE.md").read_text(encoding="utf-8"))
-    write_text(out, json.dumps(made, indent=1) + "\n")
+    made = notebook((ROOT / "GUIDE.md").read_text(encoding="utf-8"), address())
+    NotebookClient(made, record_timing=False, resources=dict(metadata=dict(path=ROOT))).execute()
+    write_text(out, jupytext.writes(made, "ipynb") + "\n")
     print(f"wrote {out}")
 
 
