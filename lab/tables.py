@@ -109,13 +109,12 @@ def grouped(runs):
     return groups
 
 
-def by_row(runs, columns, key=None):
-    """A row for each label, sorted by key, if there is one."""
+def by_row(runs, columns):
+    """A row for each label."""
     rows = []
     for label, same in grouped(runs).items():
         cells = [cell(same, *words) for _, cell, *words in columns]
         rows.append([label, len(same), *cells])
-    rows = sorted(rows, key=key) if key else rows
     return markdown(["model", "seeds", *(column[0] for column in columns)], rows)
 
 
@@ -176,44 +175,32 @@ def over(run, measure, last, first):
     return None if None in (near, far) else far / near
 
 
-def by_length(measure, lengths, bases=()):
-    """Its columns, and the quotients of that of the longest windows and those of these lengths."""
-    *shorter, last = lengths
-    columns = [(f"{n:,}", number, ".3f", at, measure, n) for n in lengths]
-    return columns + [(f"{last:,} / {n:,}", mean_of, ".3f", over, measure, last, n)
-                      for n in bases if n in shorter]
+def in_windows(measure, lengths):
+    """Columns of these lengths."""
+    of = "" if measure == "perplexity" else f"{measure}, "
+    return [(f"{of}{n:,}", number, ".3f", at, measure, n) for n in lengths]
 
 
 def text_tables(runs, numbers, published_at):
     """
-    Perplexity by window length, the paper's beside it where its model was read at the same length
-    after the same training; strided; of what comes a second time; and over other documents.
+    Perplexity at the training length and in the longest windows, or at all lengths if the paper's
+    is beside it, whose model was read at the same length after the same training; strided, which
+    says whether a model uses what it sees; of what comes a second time; and over other documents.
     """
     lengths = sorted({n for run in runs for n in run["lengths"]})
-    T = runs[0]["block_size"]
-    columns = by_length("perplexity", lengths, [T])
+    T, last = runs[0]["block_size"], lengths[-1]
+    columns = in_windows("perplexity", [n for n in lengths if published_at or n in (T, last)])
     columns += [(f"paper, {n:,}", of_paper, numbers, k) for k, n in enumerate(published_at)]
+    if any("strided" in run for run in runs):
+        columns += in_windows("strided", [n for n in lengths if n in (T, 2 * T, last)])
+        if 2 * T in lengths[:-1]:
+            columns.append((f"strided, {last:,} / {2 * T:,}", mean_of, ".3f", over, "strided", last, 2 * T))
     texts = [("", by_row(runs, columns))]
-    for name, table in dict(strided=strided_table, again=again_table,
-                            documents=documents_table).items():
+    for name, table in dict(again=again_table, documents=documents_table).items():
         have = [run for run in runs if name in run]
         if have:
             texts.append(table(have, lengths))
     return texts
-
-
-def strided_table(runs, lengths):
-    """Does it use what it sees?"""
-    T = runs[0]["block_size"]
-    columns = by_length("strided", lengths, [T, 2 * T])
-
-    def quotient(cells):
-        cell = cells[2 + len(lengths)]
-        return math.inf if cell in ("-", "nan") else float(cell)
-    key = quotient if len(columns) > len(lengths) else None
-    return ("Strided: windows that overlap by half, of which only the second half is scored, "
-            f"{runs[0]['strided_tokens']:,} tokens: each has at least half a window to look back "
-            "on. The rows are sorted by the first quotient."), by_row(runs, columns, key)
 
 
 def again_table(runs, _):
@@ -269,7 +256,7 @@ def ratio(runs, measure, n, m, others=None):
 def papers_table(papers, runs):
     """Perplexities at the training length and the longest, beside those of several papers."""
     T, *_, last = sorted({n for run in runs for n in run["lengths"]})
-    columns = by_length("perplexity", (T, last))
+    columns = in_windows("perplexity", (T, last))
     known = set()
     for heading, (entry, n) in papers.items():
         columns.append((heading, of_paper, published()[entry], n))

@@ -150,18 +150,21 @@ def test_a_kill_saves_what_runs(repo):
 def test_tables_of_text_by_hand():
     """Every number of a made-up JSON in the cell where it belongs."""
     def run(label, near, far, *gain):
-        by_length = {"8": near, "16": far}
-        return dict(label=label, block_size=8, lengths=[8, 16], strided_tokens=9,
-                    perplexity=by_length, strided=by_length, again={"0": gain})
+        by_length = {"8": near, "16": 2 * near, "32": far}
+        return dict(label=label, block_size=8, lengths=[8, 16, 32], perplexity=by_length,
+                    strided=by_length, again={"0": gain})
     runs = [run("a", 3.5, 4.5, 0.5, 0.25, 0.75), run("a", 5.5, 6.5, 1.0, 0.5, 1.5),
             run("c", 2.0, None, 2.0, 1.5, 2.5), run("d", 4.0, 2.0, 0, -1, 1)]
-    plain, strided, copied = (markdown_tables(table)[0] for _, table in tables.text_tables(
-        runs, dict(a=[1.0, [4.0, 0.5]]), [8, 16]))
-    want = {"seeds": "2", "8": "4.500 ± 1.414", "16": "5.500 ± 1.414",
-            "16 / 8": f"{(4.5 / 3.5 + 6.5 / 5.5) / 2:.3f}"}
-    assert plain["a"] == want | {"paper, 8": "1.00", "paper, 16": "4.00 ± 0.50"}
-    assert strided["a"] == want and strided["c"]["16"] == "nan"
-    assert list(strided) == ["d", "a", "c"]  # by what is gained; NaN is last
+    lengths = {"8": "4.500 ± 1.414", "16": "9.000 ± 2.828", "32": "5.500 ± 1.414"}
+    ends = {"seeds": "2"} | {n: lengths[n] for n in ("8", "32")}
+    strided = {f"strided, {n}": cell for n, cell in lengths.items()} | {
+        "strided, 32 / 16": f"{(4.5 / 7 + 6.5 / 11) / 2:.3f}"}
+    numbers = dict(a=[1.0, [4.0, 0.5]])
+    theirs = {"paper, 8": "1.00", "paper, 16": "4.00 ± 0.50"}
+    for published_at, want in (((), ends), ([8, 16], ends | lengths | theirs)):
+        rows, copied = (markdown_tables(table)[0] for _, table in tables.text_tables(
+            runs, numbers, published_at))
+        assert rows["a"] == want | strided and rows["c"]["strided, 32"] == "nan"
     assert copied["a"]["after 0"] == "0.750 ± 0.354"
     assert copied["c"]["after 0"] == "2.000 [1.500, 2.500]"
 

@@ -130,13 +130,9 @@ ENTRIES = {
     "lm": dict(
         title="Language models of every method: perplexity far beyond the training length, strided "
               "perplexity, loss by position",
-        papers=PAPERS, cpu=dict(train=LONG, eval=FAR, rows=every())),
-    "lm_rope": dict(
-        title="RoPE beyond its training length: repaired at test time, mixed with layers without "
-              "positions, and two methods that need neither",
-        runs="lm", cpu=dict(train=LONG, eval=FAR, rows={
-            row: words for row, words in every().items()
-            if row.startswith("rope") or row in ("cable", "alibi")})),
+        papers=PAPERS, cpu=dict(train=LONG, eval=FAR, rows=every()),
+        drawn=("cable", "alibi", "fox", "rope_nope", "rope, window", "rope, rerope", "cope",
+               "tra pre qk-norm", "rope, yarn", "learned", "nope", "rope")),
     "lm_rates": dict(
         title="The learning rates of lm: one method of each family, runs an eighth as long, "
               "perplexity on the validation split",
