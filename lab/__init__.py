@@ -29,7 +29,7 @@ An entry has
 
     title       what the paper calls it, and in which unit
     columns     [(heading, split, metric)] of a task's table, all in %, in the order of the paper's
-                numbers: splits and metrics are those that eval.py prints, and every further
+                numbers: splits and metrics are those that eval.py prints, and the longest
                 length has a column, too; without it the table is perplexity by window length.
                 A matrix has {heading: column} (papers/matrix.py)
     cpu, gpu, paper
@@ -46,6 +46,7 @@ and where it needs them
     runs        the entry whose runs these are, shown in another way
     published   the entry whose numbers of the paper it has
     papers      {heading: (entry, n)}: whose n-th numbers stand beside it in a second table
+    drawn       the rows of its picture (default: all)
     plotted_against
                 an entry of text, for a second figure: what survives, and what reads
 

@@ -194,7 +194,8 @@ def text_tables(runs, numbers, published_at):
     if any("strided" in run for run in runs):
         columns += in_windows("strided", [n for n in lengths if n in (T, 2 * T, last)])
         if 2 * T in lengths[:-1]:
-            columns.append((f"strided, {last:,} / {2 * T:,}", mean_of, ".3f", over, "strided", last, 2 * T))
+            columns.append((f"strided, {last:,} / {2 * T:,}", mean_of, ".3f", over, "strided",
+                            last, 2 * T))
     texts = [("", by_row(runs, columns))]
     for name, table in dict(again=again_table, documents=documents_table).items():
         have = [run for run in runs if name in run]
@@ -322,8 +323,11 @@ def apart(runs, n, others):
 # tasks: rates, and the matrix
 
 def task_table(columns, runs, numbers):
-    """Rates in %, beside the paper's; without columns all that there is."""
-    first, *longer = runs[0]["scores"]  # the lengths; the paper has the first alone
+    """
+    Rates in % at the first length, beside the paper's, and at the last; without columns all that
+    there is.
+    """
+    first, *longer = runs[0]["scores"]
     if not columns:
         columns = [(f"{split} {metric}", split, metric)
                    for split, by in runs[0]["scores"][first].items() for metric in by]
@@ -332,7 +336,7 @@ def task_table(columns, runs, numbers):
         heads.append((name, rate, first, *asked))
         if numbers:
             heads.append(("paper", of_paper, numbers, n, "g"))
-        for T in longer:
+        for T in longer[-1:]:
             head = f"{int(T):,}" if name == first else f"{name} {int(T):,}"
             heads.append((head, rate, T, *asked))
     return "", by_row(runs, heads)
@@ -381,25 +385,25 @@ CONTROL = "pre_final"  # pre-norm with an ordinary final norm, as GPT-2 has it
 
 def search_tables(metric, panels):
     """
-    A table for each panel: median and best of every scheme, of the last weights and of their
+    A row for every scheme of every panel: median and best of the last weights, the best of their
     averages; in how many trials an average is better than the last weights, and a scheme than the
-    first, and than the control, if there is one.
+    first, and than the control, if there is one. And the theorem's hard-coded models.
     """
-    schemes, texts = list(panels[0]["schemes"]), []
+    schemes, rows, theorems = list(panels[0]["schemes"]), [], []
     references = [schemes[0]] + [CONTROL] * schemes[1:].count(CONTROL)
-    name = metric if metric in ("precision", "accuracy") else metric.upper()
     for panel in panels:
         if "models" in panel:
-            texts.append(theorem_table(panel))
+            theorems.append(theorem_table(panel))
             continue
-        there = [scheme for scheme in references if scheme in panel["schemes"]]  # if half done
-        text = panel_table(metric, panel["schemes"], there)
-        texts.append((f"{name}, {panel['name']}, at {lengths_of(panel)}:", text))
-    said = ("Better: in so many of the shared trials (the same hyper-parameters and initial "
-            "weights; raw weights, but for BEMA and EMA; without ties and without trials of which "
-            "one has diverged); p by a two-sided sign test, not corrected for the number of tests "
-            "here.")
-    return [*texts, (said, "")]
+        name = f"{panel['name']}, at {lengths_of(panel)}"
+        for scheme, row in rows_of_panel(metric, panel["schemes"], references):
+            rows.append(dict(panel=name, scheme=scheme) | row)
+            name = ""  # once
+    measure = metric if metric in ("precision", "accuracy") else metric.upper()
+    said = (f"{measure[0].upper()}{measure[1:]} of the last weights, but for averages. Better: in "
+            "so many shared trials, without ties and diverged ones; *: p < 0.05 by a two-sided "
+            "sign test, not corrected.")
+    return [("", f"{markdown(rows[0], [row.values() for row in rows])}\n\n{said}"), *theorems]
 
 
 def lengths_of(panel):
@@ -407,24 +411,24 @@ def lengths_of(panel):
     return " to ".join(f"{n:,}" for n in dict.fromkeys(panel["at"]))
 
 
-def panel_table(metric, schemes, references):
-    trials, rows = {scheme: found["trials"] for scheme, found in schemes.items()}, []
+def rows_of_panel(metric, schemes, references):
+    trials = {scheme: found["trials"] for scheme, found in schemes.items()}
     for scheme, mine in trials.items():
-        row, raw = dict(scheme=scheme, trials=len(mine)), tests_of(mine, metric, "raw")
-        row["diverged"] = raw.count(None)
+        row, raw = {}, tests_of(mine, metric, "raw")
+        finite = [y for y in raw if y is not None]
+        row["median"] = f"{statistics.median(finite):.4f}" if finite else "-"
         for weights in mine[0][metric]:  # raw, the last weights, comes first
-            ys, best = tests_of(mine, metric, weights), best_trial(mine, metric, weights)
+            best = best_trial(mine, metric, weights)
             of = "" if weights == "raw" else f", {weights.upper()}"
-            finite = [y for y in ys if y is not None]
-            row[f"median{of}"] = f"{statistics.median(finite):.4f}" if finite else "-"
             row[f"best{of}"] = f"{best['test']:.4f}" if best else "-"
             if of:
-                row[f"{weights.upper()} better"] = wins_of(metric, ys, raw)
+                wins = wins_of(metric, tests_of(mine, metric, weights), raw)
+                row[f"{weights.upper()} better"] = wins
         for other in references:
-            wins = wins_of(metric, raw, tests_of(trials[other], metric, "raw"))
-            row[f"better than {other}"] = "-" if other == scheme else wins
-        rows.append(row)
-    return markdown(rows[0], [row.values() for row in rows])
+            missing = other == scheme or other not in trials  # if half done
+            row[f"better than {other}"] = "-" if missing else wins_of(
+                metric, raw, tests_of(trials[other], metric, "raw"))
+        yield scheme, row
 
 
 def tests_of(trials, metric, weights):
@@ -440,8 +444,8 @@ def best_trial(trials, metric, weights):
 
 def wins_of(metric, ours, theirs):
     """In how many trials ours is better; less is, of a distance."""
-    return "{} of {}, p = {:.2g}".format(
-        *sign_test(zip(ours, theirs) if metric == "tvd" else zip(theirs, ours)))
+    wins, n, p = sign_test(zip(ours, theirs) if metric == "tvd" else zip(theirs, ours))
+    return f"{wins} of {n}" + ("*" if p < 0.05 else "")
 
 
 def sign_test(pairs):
