@@ -16,6 +16,7 @@ Model -> figure: what a trained model attends to, and what counts as a step for 
         the mean step of every sort of token, as the queries see it whose answer is scored
 """
 import functools
+import math
 import os
 import sys
 from types import SimpleNamespace
@@ -168,7 +169,7 @@ def attention(runs, args):
         if name not in parts:
             fail(f"{run.name} has no {name} to show, it has {', '.join(parts)}")
     names = args.kinds or [name for name in PARTS[:4] if name in parts]
-    size = min(5.0, max(2.4, len(labels) / 14))
+    size = min(6.0, max(2.4, len(labels) / 9))
     fig, axes = plot.subplots(len(heads), size, size, len(names))
     for row, name in zip(axes, names):
         for head, ax in zip(heads, row):
@@ -205,7 +206,7 @@ def steps(runs, args):
     texts = same_sequence(runs, args.prompt, args.split, args.length, args.seed)
     labels = texts[0].labels
     width = min(30, max(8.5, 0.19 * len(labels)))
-    fig, axes = plot.subplots(1, width, 1, 2 * len(runs), height_ratios=[6, 1] * len(runs))
+    fig, axes = plot.subplots(1, width, 0.8, 2 * len(runs), height_ratios=[5, 1] * len(runs))
     for run, text, lane, strip in zip(runs, texts, axes[::2, 0], axes[1::2, 0]):
         layer, head, parts = sharpest(look(run.model, text.ids), args.layer, args.head)
         lane.set_title(f"layer {layer}, head {head}", loc="right", fontsize=7)
@@ -215,7 +216,7 @@ def steps(runs, args):
         strip.imshow(abs(parts["attention"])[None], cmap="Reds", vmin=0, vmax=1, aspect="auto")
         lane.set(xlim=strip.get_xlim(), xticks=[])
         strip.set_yticks([])
-        token_ticks(strip.xaxis, labels, 7)
+        token_ticks(strip.xaxis, labels, min(11, 34 * width / len(labels)))
         strip.set_xlabel(attention_module(run.model).STEP, loc="left", fontsize=8)
     fig.suptitle("What counts as one step? Seen from the last token: a bar is a key's step,\n"
                  "the line its distance, red the attention that it gets")
@@ -262,14 +263,16 @@ def counts(runs, args):
     run, = runs
     sorts, means = steps_by_sort(run, args.split, args.length, args.seed)
     H = means.shape[1]
-    fig, axes = plot.subplots(len(means), 0.5 * H + 0.7, 0.24 * len(sorts) + 0.7, sharey=True)
-    for layer, (ax, mean) in enumerate(zip(axes[0], means)):  # mean (H, sorts)
+    columns = min(2, len(means))
+    fig, axes = plot.subplots(columns, 0.5 * H + 0.7, 0.24 * len(sorts) + 0.7,
+                              math.ceil(len(means) / columns), sharex=True, sharey=True)
+    for layer, (ax, mean) in enumerate(zip(axes.flat, means)):  # mean (H, sorts)
         ax.imshow(mean.T, vmin=0, vmax=means.max(), aspect="auto")
         ax.set(title=f"layer {layer}", xlabel="head", xticks=range(H))
         for (head, n), value in np.ndenumerate(mean):
             color = "black" if value > 0.6 * means.max() else "white"
             ax.text(head, n, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
-    ax.set_yticks(range(len(sorts)), sorts)
+    axes[0, 0].set_yticks(range(len(sorts)), sorts)
     fig.suptitle(f"{run.name}: mean step of a token of each sort")
     return fig
 

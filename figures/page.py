@@ -44,7 +44,7 @@ def content_of(runs, args):
             numbers.append([numbers_of(layers[layer], head) for layer, head in lane["heads"]])
         name = f"{len(holder)} tokens"
         if prompt or split:
-            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:24]} ({name})"
+            name = f"{(split or prompt.lstrip()).partition(chr(10))[0][:16]} ({len(holder)})"
         strings.append(dict(
             name=name, tokens=texts[0].labels, answers=spoken(texts[0]), holder=holder.tolist(),
             predictions=[predicted(run.model, text) for run, text in zip(runs, texts)],

@@ -233,7 +233,7 @@ def draw(ax, lines, dots=False):
         x, ys = aligned(seeds)
         color, width = color_of(label), 3.2 - 2 * n / max(1, len(lines) - 1)
         ax.plot(x, ys.mean(0), label=label, color=color, lw=width, ms=width + 3.5,
-                ls=DASHES[n % 4], marker=MARKERS[n % 11], markevery=math.ceil(len(x) / 12),
+                ls=DASHES[n % 4], marker=MARKERS[n % 11], markevery=0.08 if len(x) > 12 else 1,
                 clip_on=False)
         if len(seeds) > 1 and dots:
             ax.plot(x, ys.T, "o", color=color, ms=3, clip_on=False)
@@ -288,12 +288,24 @@ def lengths(args):
     rows += committed(rows)
     panels = series(rows, perplexities)
     fig = figure(panels, "tokens", rows)
-    for ax in fig.axes[::len(panels)]:
-        low, high = ax.dataLim.intervaly
-        if high > 2 * low:
-            ax.set_yscale("log")
-            plain_logarithms(ax.yaxis, (1, 1.5, 2, 3, 5, 7))
+    for ax in fig.axes:
+        if ax.get_ylabel():  # else it has another's axis
+            leave_above(ax, ax.get_ylabel().startswith("perplexity"))
     return fig
+
+
+def leave_above(ax, logarithmic):
+    """Curves that break leave the picture, and those that do not can be told apart."""
+    low, high = ax.dataLim.intervaly
+    best = min(line.get_ydata()[-1] for line in ax.lines if line.get_marker() != "None")
+    top = 3 * best if logarithmic else best + 1.5
+    if logarithmic and high > 2 * low:
+        ax.set_yscale("log")
+        plain_logarithms(ax.yaxis, (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
+    if high > top:
+        ax.set_ylim(top=top)
+        for line in itertools.chain(*(other.lines for other in ax.figure.axes)):
+            line.set_clip_on(True)
 
 
 def perplexities(row):

@@ -39,18 +39,20 @@ def draw(table, runs, out, added=()):
         columns = columns_by_length(runs, entry["columns"])
         heat_map(runs, columns, SCORES, f"{out}.png", added)
     else:
-        plotted(table, runs, out)
+        plotted(table, runs, out, added)
     if "plotted_against" in entry:
         of_text = tables.runs_of(find(entry["plotted_against"], table.scale))
         if of_text:
             survive(runs, of_text, entry["columns"], f"{out}.survive.png")
 
 
-def plotted(table, runs, out):
+def plotted(table, runs, out, added):
     """What figures/plot.py draws of folders of runs."""
     entry, folders = table.entry, (table.runs, ROOT / table.added / "runs")
     words = [os.path.relpath(folder) for folder in folders if folder.exists()]
-    words += ["--rows", *tables.grouped(runs), "--out", f"{os.path.relpath(out)}.png"]
+    rows = tables.grouped(runs)
+    shown = [row for row in rows if row in {*entry.get("drawn", rows), *added}]
+    words += ["--rows", *shown, "--out", f"{os.path.relpath(out)}.png"]
     if "columns" in entry:
         kind, words = "scores", [*words, "--metric", entry["columns"][0][2]]
     else:
@@ -177,13 +179,16 @@ def survive(runs, of_text, columns, out):
             ys.setdefault(run["label"], []).append(last["read"](run) or 0)
     fig, axes = plot.subplots(1, 7, 5)
     ax, both = axes[0, 0], [label for label in ys if label in xs]
-    for n, label in enumerate(both):
+    near = ax.inset_axes([0.3, 0.45, 0.28, 0.4], xlim=(0.88, 1.17), ylim=(85, 102),
+                         xticks=(0.9, 1, 1.1), yticks=(90, 100))  # where most are
+    for n, (label, where) in enumerate(itertools.product(both, (ax, near))):
         repaired = label.rpartition(", ")[2] in REPAIRS
         (x, across), (y, up) = mean_and_range(xs[label]), mean_and_range(ys[label])
-        ax.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n % 10],
-                    color=plot.color_of(label), mec="white", ls="",
-                    ms=12 - 6 * n / len(both), label=label)  # where they meet, all show
-    ax.axvline(1, color="gray", lw=1, ls=":", zorder=0)
+        where.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n // 2 % 10],
+                       color=plot.color_of(label), mec="white", ls="", ms=8, label=label)
+    for where in (ax, near):
+        where.axvline(1, color="gray", lw=1, ls=":", zorder=0)
+    ax.indicate_inset_zoom(near)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
            title="up: it recalls what is far; left of the line: long text does no harm",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "
@@ -218,7 +223,11 @@ def trials(metric, panels, out):
             plot.length_axis(low)
         for n, (scheme, search) in enumerate(panel["schemes"].items()):
             swarm(top, n, scheme, search["trials"], metric)
-            by_length(low, n, scheme, search["trials"], metric, lengths)
+            scores = [trial[metric]["raw"] for trial in search["trials"]]
+            curves = [score["by_length"] for score in scores if None not in score.values()]
+            if curves:
+                low.plot(lengths, np.median(np.array(curves, float), 0), label=scheme,
+                         color=plot.color_of(scheme), lw=3 - n / 3, ls=plot.DASHES[n % 4])
         if "block_size" in panel:
             plot.training_length(low, [panel])
     for kind in (tops, lows):
@@ -232,7 +241,7 @@ def trials(metric, panels, out):
     handles, labels = lows[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=4)
     fig.suptitle("above: every trial (open: with averaged weights, triangles: EMA) and medians\n"
-                 "below: by length, medians (thick) and best trials (dashed)", fontsize="medium")
+                 "below: medians by length", fontsize="medium")
     write_figure(fig, out)
 
 
@@ -252,17 +261,6 @@ def swarm(ax, n, scheme, trials, metric):
         ax.plot(x, ys, color=plot.color_of(scheme), ms=3.5, alpha=0.7, **LOOKS[weights])
         if len(ys):
             ax.hlines(np.median(ys), x[0], x[-1], color="black", lw=1.6, zorder=3)
-
-
-def by_length(ax, n, scheme, trials, metric, lengths):
-    """The median of a scheme's trials, and the one that is best in validation."""
-    best, color = tables.best_trial(trials, metric, "raw"), plot.color_of(scheme)
-    if best:
-        scores = [trial[metric]["raw"] for trial in trials]
-        curves = [score["by_length"] for score in scores if None not in score.values()]
-        middle = np.median(np.array(curves, float), 0)
-        ax.plot(lengths, middle, color=color, lw=4 - n / 2, label=scheme)
-        ax.plot(lengths, np.array(best["by_length"], float), color=color, lw=1, ls="--")
 
 
 WHERE = dict(none="no norm", output="a norm on the attention's output",

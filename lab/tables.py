@@ -289,8 +289,7 @@ def retrieval_tables(runs, numbers):
         return by_row(runs, [(head, cell, str(n), *words) for head, n in zip(heads, lengths)])
     bm25 = dict(label="BM25", search=dict(whole=runs[0]["search"]["bm25"]))
     (first, same), *_ = grouped(runs).items()
-    texts = [("nDCG@10, documents read as a whole:", table([*runs, bm25], found, "whole")),
-             (f"nDCG@10 by a document's best window of {T} tokens:", table(runs, found, "windows")),
+    texts = [("nDCG@10, documents read as a whole:", table([*runs, bm25], found)),
              (f"nDCG@10 of documents read as a whole, minus {first}'s over the same queries, means "
               "of each row's seeds, with 95 % intervals over documents (other seeds would add to "
               "them):", table(runs[len(same):], apart, same))]
@@ -301,8 +300,8 @@ def retrieval_tables(runs, numbers):
     return texts
 
 
-def found(runs, n, reading):
-    searches = [run["search"][reading] for run in runs]
+def found(runs, n):
+    searches = [run["search"]["whole"] for run in runs]
     return percent([by[n]["ndcg@10"] for by in searches if n in by])
 
 

@@ -70,7 +70,7 @@ ENTRIES = {
             train="--data retrieval --size paper --pool mean", eval="", rows=ENCODERS)),
     "cable_table2_mean": dict(
         title="CABLE, Table 2 with the plain mean of a text's last states as its vector",
-        published="cable_table2", begins_with="cable_fig5",
+        begins_with="cable_fig5",
         cpu=dict(note="the runs that are there are older than the flag: made where the mean was "
                       "the only way", train="--data retrieval --pool mean", eval="",
                  rows=encoders(1, *FIRST))),
