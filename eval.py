@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import data
 from common import names
-from common.checkpoint import beside, check_same, check_text, load_run
+from common.checkpoint import check_same, check_text, folder_for, load_run
 from common.device import environment, setup
 from common.exits import fail, in_one_line, script
 from common.files import write_json
@@ -483,7 +483,7 @@ def where_to_write(out, runs, command):
     if out:
         return out
     for n in itertools.count(1):
-        path = beside(runs) / (f"eval-{n}.json" if n > 1 else "eval.json")
+        path = folder_for(runs) / (f"eval-{n}.json" if n > 1 else "eval.json")
         if not path.exists() or f'"command": {json.dumps(command)}' in path.read_text("utf-8"):
             return path.with_suffix("")
 

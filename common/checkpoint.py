@@ -47,13 +47,13 @@ def find_checkpoint(path=None):
     return path
 
 
-def beside(runs):
+def folder_for(runs):
     """
     The folder for what is made of runs: a run's own, or out/ for several, and for weights that the
     repository has.
     """
     folder = runs[0].path.parent
-    if len(runs) > 1 or ROOT / "results" in folder.resolve().parents:
+    if len(runs) > 1 or ROOT / "results" / "weights" in folder.resolve().parents:
         folder = Path("out")
         folder.mkdir(exist_ok=True)
     return folder

@@ -26,7 +26,7 @@ import torch
 from matplotlib import rc_context
 
 from common.attention import attention_inputs, attention_module, plain_function
-from common.checkpoint import beside, check_text, load_run
+from common.checkpoint import check_text, folder_for, load_run
 from common.exits import fail, in_one_line, nearest
 from common.files import write_figure
 from common.flags import Parser, add_set
@@ -272,6 +272,8 @@ def counts(runs, args):
         for (head, n), value in np.ndenumerate(mean):
             color = "black" if value > 0.6 * means.max() else "white"
             ax.text(head, n, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+    for ax in axes.flat[len(means):]:
+        ax.remove()
     axes[0, 0].set_yticks(range(len(sorts)), sorts)
     fig.suptitle(f"{run.name}: mean step of a token of each sort")
     return fig
@@ -327,7 +329,7 @@ def main(argv=None):
         fail(f"{args.figure} draws one run")
     runs = load_runs(args)
     with rc_context(STYLE):
-        write_figure(args.draw(runs, args), args.out or beside(runs) / f"{args.figure}.png")
+        write_figure(args.draw(runs, args), args.out or folder_for(runs) / f"{args.figure}.png")
 
 
 if __name__ == "__main__":

@@ -29,18 +29,19 @@ from pathlib import Path
 from IPython.display import Image
 
 here = Path.cwd()
-{clone}places = [here, *here.parents, here / "nanoPE"]
+places = [here, *here.parents, here / "nanoPE"]
 found = [place for place in places if (place / "model_baseline.py").exists()]
-if not found:
+{clone}if not found:
     raise FileNotFoundError(f"{{here}} is not in nanoPE's repository: open this notebook there, "
                             "where it is results/GUIDE.ipynb")
 os.chdir(found[0])
 sys.path.insert(0, os.getcwd())
 '''
 CLONE = '''\
-if "google.colab" in sys.modules:
-    subprocess.run(["git", "clone", "--depth", "1", "https://github.com/{}", "nanoPE"])
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "tiktoken"])
+if not found and "google.colab" in sys.modules:
+    subprocess.run(["git", "clone", "--depth", "1", "https://github.com/{}", "nanoPE"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "tiktoken"], check=True)
+    found = [here / "nanoPE"]  # Colab has torch, numpy and matplotlib
 '''
 BADGE = ("[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
          "(https://colab.research.google.com/github/{}/blob/main/results/GUIDE.ipynb)\n\n")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from common.attention import attention_module
-from common.checkpoint import beside
+from common.checkpoint import folder_for
 from common.exits import fail, in_one_line
 from common.files import write_text
 from common.flags import Parser, add_set
@@ -178,7 +178,7 @@ def main(argv=None):
     if Path(args.out or ".html").suffix not in (".html", ""):
         fail(f"cannot write {args.out}: use .html")
     guide, runs = guide_of(args.guide) if args.guide else {}, load_runs(args)
-    out = args.out or beside(runs) / "play.html"
+    out = args.out or folder_for(runs) / "play.html"
     page = filled(content_of(runs, args) | guide)
     write_text(out, page)
     print(f"wrote {out}, {len(page) / 1e6:.2f} MB: open it in a browser")

@@ -297,7 +297,7 @@ def lengths(args):
 def leave_above(ax, logarithmic):
     """Curves that break leave the picture, and those that do not can be told apart."""
     low, high = ax.dataLim.intervaly
-    best = min(line.get_ydata()[-1] for line in ax.lines if line.get_marker() != "None")
+    best = np.nanmin([line.get_ydata()[-1] for line in ax.lines if line.get_marker() != "None"])
     top = 3 * best if logarithmic else best + 1.5
     if logarithmic and high > 2 * low:
         ax.set_yscale("log")

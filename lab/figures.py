@@ -51,7 +51,8 @@ def plotted(table, runs, out, added):
     entry, folders = table.entry, (table.runs, ROOT / table.added / "runs")
     words = [os.path.relpath(folder) for folder in folders if folder.exists()]
     rows = tables.grouped(runs)
-    shown = [row for row in rows if row in {*entry.get("drawn", rows), *added}]
+    drawn = [*entry.get("drawn", rows), *added]
+    shown = [row for row in rows if row in drawn]
     words += ["--rows", *shown, "--out", f"{os.path.relpath(out)}.png"]
     if "columns" in entry:
         kind, words = "scores", [*words, "--metric", entry["columns"][0][2]]
@@ -179,16 +180,17 @@ def survive(runs, of_text, columns, out):
             ys.setdefault(run["label"], []).append(last["read"](run) or 0)
     fig, axes = plot.subplots(1, 7, 5)
     ax, both = axes[0, 0], [label for label in ys if label in xs]
-    near = ax.inset_axes([0.3, 0.45, 0.28, 0.4], xlim=(0.88, 1.17), ylim=(85, 102),
+    upper_left = ax.inset_axes([0.3, 0.45, 0.28, 0.4], xlim=(0.88, 1.17), ylim=(85, 102),
                          xticks=(0.9, 1, 1.1), yticks=(90, 100))  # where most are
-    for n, (label, where) in enumerate(itertools.product(both, (ax, near))):
-        repaired = label.rpartition(", ")[2] in REPAIRS
-        (x, across), (y, up) = mean_and_range(xs[label]), mean_and_range(ys[label])
-        where.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n // 2 % 10],
-                       color=plot.color_of(label), mec="white", ls="", ms=8, label=label)
-    for where in (ax, near):
+    for where in (ax, upper_left):
+        for n, label in enumerate(both):
+            repaired = label.rpartition(", ")[2] in REPAIRS
+            (x, across), (y, up) = mean_and_range(xs[label]), mean_and_range(ys[label])
+            where.errorbar(x, y, up, across, marker="s" if repaired else "oD^vP*X<>p"[n % 10],
+                           color=plot.color_of(label), mec="white", ls="",
+                           ms=12 - 6 * n / len(both), label=label)  # where they meet, all show
         where.axvline(1, color="gray", lw=1, ls=":", zorder=0)
-    ax.indicate_inset_zoom(near)
+    ax.indicate_inset_zoom(upper_left)
     ax.set(xscale="log", xlim=(0.5, None), ylim=(0, 106),
            title="up: it recalls what is far; left of the line: long text does no harm",
            xlabel="perplexity of text in windows of 4,096 tokens over that of 256, where it was "

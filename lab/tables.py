@@ -400,8 +400,8 @@ def search_tables(metric, panels):
             name = ""  # once
     measure = metric if metric in ("precision", "accuracy") else metric.upper()
     said = (f"{measure[0].upper()}{measure[1:]} of the last weights, but for averages. Better: in "
-            "so many shared trials, without ties and diverged ones; *: p < 0.05 by a two-sided "
-            "sign test, not corrected.")
+            "so many shared trials, without ties and diverged ones; *: p < 0.05, either way, by "
+            "a two-sided sign test, not corrected.")
     return [("", f"{markdown(rows[0], [row.values() for row in rows])}\n\n{said}"), *theorems]
 
 

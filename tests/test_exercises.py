@@ -1,5 +1,6 @@
 """lab/exercises.py: solutions are right, and the first number that is not is named."""
 import math
+import re
 
 import pytest
 import torch
@@ -84,6 +85,14 @@ def test_a_solution_is_right_and_a_wrong_number_is_named(name, home, monkeypatch
     monkeypatch.setattr(
         exercises, name, lambda *given: SOLUTIONS[name](*given).masked_fill(wrong, 7))
     assert exercises.check(name).startswith("query i = 4, key j = 2: yours is 7")
+
+
+def test_an_exercise_that_raises_does_not_stop_the_others(home, monkeypatch):
+    monkeypatch.setattr(exercises, "rope", lambda *given: 1 / 0)
+    monkeypatch.setattr(exercises, "fox", lambda *given: given)
+    monkeypatch.setattr(exercises, "cable", SOLUTIONS["cable"])
+    out, _ = command(home, "lab.exercises", "rope", "fox", "cable", code=1)
+    assert re.fullmatch(r"rope: line \d+: ZeroDivisionError.*\nfox: .*a tuple\ncable: right\n", out)
 
 
 def test_a_typo_is_told_the_nearest_name(home):

@@ -122,12 +122,12 @@ def test_a_bad_task_in_one_line(tasks, home, old, new, says):
                              *TINY_FLAGS)
 
 
-def test_the_readmes_lines_of_python(monkeypatch):
+def test_the_lines_of_python_on_weights(monkeypatch):
     """Logits and loss of a text, and more of it, from a run's folder; its weights are plain."""
-    readme = (ROOT / "results" / "weights" / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "results" / "weights" / "README.md").read_text(encoding="utf-8")
     known = {}
     monkeypatch.chdir(ROOT)
-    for code in re.findall(r"```python\n(.*?)```", readme, re.S)[:2]:  # the last writes a file
+    for code in re.findall(r"```python\n(.*?)```", page.partition("\n## Text\n")[0], re.S):
         exec(code, known)
     assert known["logits"].shape == (1, 2, 257) and known["loss"].isfinite()
     assert known["more"].shape == (1, 100) and known["layers"][0]["attention"].shape == (4, 3, 3)

@@ -143,3 +143,14 @@ def test_the_paired_sign_test():
             pairs = [(0.0, 1.0)] * wins + [(1.0, 0.0)] * (n - wins)
             numbers = tables.sign_test(pairs + [(3.0, 3.0), (None, 1.0), (1.0, None)])
             assert numbers == (wins, n, pytest.approx(np.mean(uneven)))
+
+
+def test_a_row_of_a_search_by_hand():
+    """Less is better; the best is chosen by validation; a diverged trial is of no pair."""
+    def trials(*pairs):
+        return dict(trials=[dict(tvd=dict(raw=dict(validation=a, test=b))) for a, b in pairs])
+    schemes = dict(pre=trials(*[(0.5, 0.9)] * 6, (None, None)),
+                   post=trials((0.1, 0.4), (0.2, 0.3), *[(0.9, 0.5)] * 4, (0.9, 0.5)))
+    pre, post = (row for _, row in tables.rows_of_panel("tvd", schemes, ["pre"]))
+    assert pre == {"median": "0.9000", "best": "0.9000", "better than pre": "-"}
+    assert post == {"median": "0.5000", "best": "0.4000", "better than pre": "6 of 6*"}

@@ -1,4 +1,5 @@
 """results/weights: small, whole, and as good as they should be; nothing is written beside them."""
+import re
 import shutil
 
 import numpy as np
@@ -37,3 +38,10 @@ def test_nothing_is_written_beside_weights_and_they_do_not_resume(home):
     assert {"eval.json", "eval.png", "steps.png"} <= {p.name for p in (home / "out").iterdir()}
     assert "begin a new run with --init_from" in complaint(home, "train.py", "--resume", folder)
     assert [path.name for path in folder.iterdir()] == ["ckpt.pt"]
+
+
+def test_weights_that_pages_name_are_there():
+    for page in (ROOT / "README.md", ROOT / "GUIDE.md", WEIGHTS / "README.md"):
+        named = r"(?:results/weights|\$W)/([a-z]+(?:-[a-z]+)?)(?![-\w])"
+        for name in re.findall(named, page.read_text("utf-8")):
+            assert (WEIGHTS / name).is_dir(), (page, name)
