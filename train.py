@@ -93,7 +93,8 @@ def settings_of(argv):
         path = find_checkpoint(folder)
         saved = load_checkpoint(path)
         if "optimizer" not in saved:
-            fail(f"{path} has weights alone: begin a new run with --init_from {path.parent}")
+            fail(f"{path} has weights alone: begin a new run with --init_from {path.parent} "
+                 f"--model {saved['config']['model']}, and its norms")
         return resumed_settings(saved, argv, __doc__), path.parent, saved
     c = new_settings(argv, __doc__)
     out = Path(c.out_dir or f"out/{c.model}-{Path(c.data).resolve().name}-{c.size}").expanduser()
@@ -121,7 +122,7 @@ def task_and_model(c, saved, device, rank, world):
     origin = saved
     if c.init_from and not saved:
         origin = load_checkpoint(find_checkpoint(c.init_from))
-        for name in ("tokenizer", "n_head", "norm", "qk_norm", "gate_bias", "base",
+        for name in ("tokenizer", "n_head", "norm", "qk_norm", "step", "gate_bias", "base",
                      "rotary_share"):  # shapes do not show these
             theirs, ours = origin["config"].get(name), getattr(c, name, None)
             if None not in (theirs, ours) and theirs != ours:  # symbols have no tokenizer

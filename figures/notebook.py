@@ -11,12 +11,15 @@ import re
 import subprocess
 import sys
 
-import jupytext
-from nbclient import NotebookClient
-
 from common import ROOT
-from common.exits import in_one_line
+from common.exits import fail, in_one_line
 from common.files import write_text
+
+try:
+    import jupytext
+    from nbclient import NotebookClient
+except ModuleNotFoundError as e:
+    fail(f'{e}: pip install -e ".[notebook]"')
 
 PICTURE = re.compile(r"^!\[.*\]\((results/.*)\)\n", re.M)
 FIRST = '''\
@@ -51,7 +54,7 @@ def address():
     """owner/name of this clone's origin on GitHub, or nothing."""
     origin = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, text=True,
                             capture_output=True).stdout.strip()
-    match = re.search(r"github\.com[:/](.+?/.+?)(\.git)?$", origin)
+    match = re.search(r"(?:://|@)github\.com(?::\d+)?[:/]([\w.-]+/[\w.-]+?)(\.git)?/?$", origin)
     return match and match[1]
 
 
@@ -73,7 +76,8 @@ def notebook(guide, address):
 def main():
     out = ROOT / "results" / "GUIDE.ipynb"
     made = notebook((ROOT / "GUIDE.md").read_text(encoding="utf-8"), address())
-    NotebookClient(made, record_timing=False, resources=dict(metadata=dict(path=ROOT))).execute()
+    NotebookClient(made, record_timing=False, coalesce_streams=True,
+                   resources=dict(metadata=dict(path=ROOT))).execute()
     write_text(out, jupytext.writes(made, "ipynb") + "\n")
     print(f"wrote {out}")
 

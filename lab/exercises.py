@@ -148,8 +148,8 @@ def check(name):
     want = want[0, 0]
     right = torch.isclose(answer.double(), want, rtol=0, atol=1e-6)
     for i, j in (~right).tril().nonzero().tolist():  # the first
-        return (f"query i = {i}, key j = {j}: yours is {answer[i, j]:.4f}, "
-                f"literal's is {want[i, j]:.4f}")
+        return (f"query i = {i}, key j = {j}: yours is {answer[i, j]:.7g}, "
+                f"literal's is {want[i, j]:.7g}")
     return ""
 
 

@@ -189,10 +189,11 @@ def text_tables(runs, numbers, published_at):
     """
     lengths = sorted({n for run in runs for n in run["lengths"]})
     T, last = runs[0]["block_size"], lengths[-1]
-    columns = in_windows("perplexity", [n for n in lengths if published_at or n in (T, last)])
+    every = published_at or T not in lengths
+    columns = in_windows("perplexity", [n for n in lengths if every or n in (T, last)])
     columns += [(f"paper, {n:,}", of_paper, numbers, k) for k, n in enumerate(published_at)]
     if any("strided" in run for run in runs):
-        columns += in_windows("strided", [n for n in lengths if n in (T, 2 * T, last)])
+        columns += in_windows("strided", [n for n in lengths if every or n in (T, 2 * T, last)])
         if 2 * T in lengths[:-1]:
             columns.append((f"strided, {last:,} / {2 * T:,}", mean_of, ".3f", over, "strided",
                             last, 2 * T))
@@ -226,13 +227,14 @@ def documents_table(runs, lengths):
     """What would differ with other documents? Of a single one nobody knows."""
     (first, same), *_ = grouped(runs).items()
     T, last = same[0]["block_size"], lengths[-1]
+    T = T if T in lengths else lengths[0]
     columns = []
     for measure, by in same[0]["documents"].items():
         if len(by["tokens"]) < 2:
             return "", ""
-        for n in (T, last):
+        for n in dict.fromkeys((T, last)):
             columns.append((f"{measure}, {n:,}, over {first}'s", ratio, measure, n, n, same))
-        if measure == "strided":
+        if measure == "strided" and 2 * T in lengths:
             columns.append((f"strided, {last:,} / {2 * T:,}", ratio, "strided", last, 2 * T))
     return ("Over other documents: ratios of perplexities, with 95 % intervals by a bootstrap over "
             "the documents, which say nothing of other seeds."), by_row(runs, columns)
