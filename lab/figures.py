@@ -181,7 +181,7 @@ def survive(runs, of_text, columns, out):
     fig, axes = plot.subplots(1, 7, 5)
     ax, both = axes[0, 0], [label for label in ys if label in xs]
     upper_left = ax.inset_axes([0.3, 0.45, 0.28, 0.4], xlim=(0.88, 1.17), ylim=(85, 102),
-                         xticks=(0.9, 1, 1.1), yticks=(90, 100))  # where most are
+                               xticks=(0.9, 1, 1.1), yticks=(90, 100))  # where most are
     for where in (ax, upper_left):
         for n, label in enumerate(both):
             repaired = label.rpartition(", ")[2] in REPAIRS
