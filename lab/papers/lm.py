@@ -92,9 +92,9 @@ def at_full_length():
             seeds=3, weights_of="rope, 2e-3", eval=f"--set repair={repair} --again")
     table |= at(["4e-3"], "tra_kept pre qk-norm", **three)
     table |= at(["2e-3"], "rope_nope", "nope", "cable x4", **one)
-    table |= at(["4e-3"], "tra_qk_scale pre qk-norm", "tra pre", "alibi post qk-norm",
-                "rope post qk-norm", "fox post qk-norm", **one)
-    return table | at(["4e-3"], "rope, base 1,000", "rope, a quarter turns", **three)
+    return table | at(["4e-3"], "tra_qk_scale pre qk-norm", "tra pre", "alibi post qk-norm",
+                      "rope post qk-norm", "fox post qk-norm", "rope, base 1,000",
+                      "rope, a quarter turns", **one)
 
 
 def trained_on():
