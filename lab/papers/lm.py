@@ -72,8 +72,6 @@ def every():
     table = {row: Row(usual(row), 3 if row in THREE_SEEDS else 1) for row in METHODS}
     for row in ("nope", "label", "learned"):  # whose validation losses fell the most
         table[f"{row} x2"] = Row(usual(row, "--max_iters 6000 --eval_interval 1200"))
-    for row in ("cope", "relative", "tra"):
-        table[f"{row}, trained on 128"] = Row(usual(row, "--block_size 128 --batch_size 32"))
     table["rope_nope, log_n"] = Row(seeds=3, weights_of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
 
@@ -198,7 +196,6 @@ ENTRIES = {
             "rope, 3M bytes": steps(750, "--model rope"),
             "rope, 6M bytes": steps(1500, "--model rope"),
             "rope, 12M bytes": steps(3000, "--model rope"),
-            "rope, 12M bytes, T = 512": steps(3000, "--model rope --block_size 512 --batch_size 8"),
             "rope, 6M bytes, 8 layers": steps(1500, "--model rope --n_layer 8"),
             "cable, 6M bytes": steps(1500, "--model cable"),
             "cable, 12M bytes": steps(3000, "--model cable")})),
