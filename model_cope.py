@@ -46,6 +46,7 @@ class GPTConfig:
 
 
 VARIANTS = dict(cope=dict(), cope_val=dict(gates="val"), cope_sep=dict(gates="sep"))
+AT_TEST = ("P",)            # at test time eval.py RUN --set P=32 cuts the table
 
 # -----------------------------------------------------------------------------
 # attention: first as the paper writes it, then as it runs. EQUATION and STEP are for figures

@@ -121,7 +121,7 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path)
     config = checkpoint["config"] | at_test(checkpoint["config"], changes)
-    model = names.make_model(config)
+    model = names.make_model(checkpoint["config"])
     load_weights(model, checkpoint["model"], path)
     name = path.resolve().parent.name
     if bema:
@@ -133,6 +133,9 @@ def load_run(path=None, device="cpu", bema=False, changes=()):
         name += " (BEMA)"
     if changes:
         name += f" ({', '.join(changes)})"
+        whole, model = model.state_dict(), names.make_model(config)
+        cut = {key: whole[key][tuple(map(slice, p.shape))] for key, p in model.state_dict().items()}
+        load_weights(model, cut, path)  # of a table that is shorter now: its beginning
     return Run(path, name, model.to(device).eval(), config, checkpoint)
 
 

@@ -85,8 +85,8 @@ def named(rows):
     """
     labels = {}  # by setting
     for row in rows:
-        repaired = row.get("set", {}).values()
-        setting = label = row.get("label") or ", ".join([row["model"], *repaired])
+        changed = [f"{name}={value}" for name, value in row.get("set", {}).items()]
+        setting = label = row.get("label") or ", ".join([row["model"], *changed])
         if "label" not in row:
             config = row["config"] | dict(seed=None, out_dir=None)
             how = "iter", "checkpoint", "set", "bema", "split", "tokens"

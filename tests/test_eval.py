@@ -13,6 +13,7 @@ import data
 import data.recall
 import eval
 import model_baseline
+from common.checkpoint import load_run
 from data.text import Task
 from tests.helpers import (
     TINY_FLAGS,
@@ -277,3 +278,17 @@ def test_a_small_text_of_ones_own_is_scored_as_far_as_it_goes(home):
     assert "from iter 2" in out and set(losses(home / "small")[0]) == {1, 2, 3}
     (home / "small.txt").unlink()
     assert "nor is it a file or folder" in complaint(home, "eval.py", "small")
+
+
+def test_set_cuts_the_table_of_cope(home):
+    command(home, "train.py", "--model", "cope", "--P", 7, "--data", "notes", "--max_iters", 1,
+            "--no-evaluate", *TINY_FLAGS, "--out_dir", "run")
+    whole = load_run(home / "run").model.state_dict()
+    cut = load_run(home / "run", changes=["P=4"]).model.state_dict()
+    assert whole["pos_emb.0"].any() and whole.keys() == cut.keys()
+    for name, p in cut.items():
+        assert p.equal(whole[name][:, :4] if name == "pos_emb.0" else whole[name])
+    said, _ = command(home, "eval.py", "run", "--set", "P=4", "--lengths", 16)
+    assert "run (P=4)" in said
+    for change, says in (("P=9", "do not fit"), ("P=0", "P=0 must be at least 1")):
+        assert says in complaint(home, "eval.py", "run", "--set", change)

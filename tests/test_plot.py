@@ -23,8 +23,8 @@ def test_lines_are_means_of_seeds_in_the_order_asked_for(monkeypatch, tmp_path):
                          checkpoint="c", perplexity={"16": value, "32": 1}, by_position=[]))
     rows[2]["set"] = dict(repair="pi")
     rows[3]["label"] = rows[4]["label"] = "a"
-    lines = lines_of(monkeypatch, tmp_path, dict(runs=rows), "--rows", "b, pi", "b", "a")
-    assert [*lines.items()][:3] == [("b, pi", [9, 1]), ("b", [6, 1]), ("a", [3, 1])]
+    lines = lines_of(monkeypatch, tmp_path, dict(runs=rows), "--rows", "b, repair=pi", "b", "a")
+    assert [*lines.items()][:3] == [("b, repair=pi", [9, 1]), ("b", [6, 1]), ("a", [3, 1])]
 
 
 def test_a_seed_that_was_resumed_keeps_its_own_steps():

@@ -72,6 +72,7 @@ def every():
     table = {row: Row(usual(row), 3 if row in THREE_SEEDS else 1) for row in METHODS}
     for row in ("nope", "label", "learned"):  # whose validation losses fell the most
         table[f"{row} x2"] = Row(usual(row, "--max_iters 6000 --eval_interval 1200"))
+    table["cope, P = 256, cut to 128"] = Row(weights_of="cope, P = 256", eval="--set P=128")
     table["rope_nope, log_n"] = Row(seeds=3, weights_of="rope_nope", eval="--set repair=log_n")
     return table | repaired(3, *REPAIRS)
 
