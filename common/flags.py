@@ -60,7 +60,7 @@ def add_flag(parser, name, type_, about, default):
 
 def add_set(parser):
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE",
-                        help="settings that are a choice at test time: repair=yarn")
+                        help="settings that are a choice at test time: repair=yarn, P=32")
 
 
 @dataclass

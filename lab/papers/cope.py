@@ -148,7 +148,8 @@ ENTRIES = {
                  eval="--sequences 500 --lengths 64 256 1024",
                  rows={f"P = {P}": Row(f"--model cope --P {P}", 3) for P in (8, 16, 32, 64)}
                  | {f"P = {P}, no key beyond": Row(f"--model cope_drop --P {P}", 3)
-                    for P in (8, 16)})),
+                    for P in (8, 16)}
+                 | {"P = 64, cut to 32": Row(seeds=3, weights_of="P = 64", eval="--set P=32")})),
     "cope_table5": dict(
         title="CoPE, Table 5: WikiText-103, test perplexity in windows of 1,024 (the second "
               "numbers, of code, whose text is not public, have no runs)",
