@@ -325,8 +325,8 @@ def apart(runs, n, others):
 
 def task_table(columns, runs, numbers):
     """
-    Rates in % at the first length, beside the paper's, and at the last; without columns all that
-    there is.
+    Rates in % at each run's first length, beside the paper's, and at the last; without columns all
+    that there is.
     """
     first, *longer = runs[0]["scores"]
     if not columns:
@@ -334,7 +334,7 @@ def task_table(columns, runs, numbers):
                    for split, by in runs[0]["scores"][first].items() for metric in by]
     heads = []
     for n, (name, *asked) in enumerate(columns):
-        heads.append((name, rate, first, *asked))
+        heads.append((name, rate, "", *asked))
         if numbers:
             heads.append(("paper", of_paper, numbers, n, "g"))
         for T in longer[-1:]:
@@ -344,7 +344,7 @@ def task_table(columns, runs, numbers):
 
 
 def rate(runs, T, split, metric):
-    scores = [run["scores"].get(T, {}).get(split, {}) for run in runs]
+    scores = [run["scores"].get(T or next(iter(run["scores"])), {}).get(split, {}) for run in runs]
     return percent([score[metric] for score in scores if metric in score])
 
 
