@@ -109,7 +109,11 @@ def at_test(config, changes):
         if not equals or name not in choices:
             fail(f"--set {change}: {names.file_of(module.GPT)} takes NAME=VALUE at test time, "
                  f"NAME one of: {', '.join(choices) or 'none'}")
-        values[name] = get_type_hints(module.GPTConfig)[name](value)
+        kind = get_type_hints(module.GPTConfig)[name]
+        try:
+            values[name] = kind(value)
+        except ValueError:
+            fail(f"--set {change}: {name} takes {kind.__name__}, not {value!r}")
     return values
 
 

@@ -334,7 +334,7 @@ def task_table(columns, runs, numbers):
                    for split, by in runs[0]["scores"][first].items() for metric in by]
     heads = []
     for n, (name, *asked) in enumerate(columns):
-        heads.append((name, rate, "", *asked))
+        heads.append((name, rate, None, *asked))
         if numbers:
             heads.append(("paper", of_paper, numbers, n, "g"))
         for T in longer[-1:]:
