@@ -290,5 +290,5 @@ def test_set_cuts_the_table_of_cope(home):
         assert p.equal(whole[name][:, :4] if name == "pos_emb.0" else whole[name])
     said, _ = command(home, "eval.py", "run", "--set", "P=4", "--lengths", 16)
     assert "run (P=4)" in said
-    for change, says in (("P=9", "do not fit"), ("P=a", "takes int"), ("P=0", "must be at least 1")):
+    for change, says in (("P=9", "do not fit"), ("P=a", "takes int"), ("P=0", "at least 1")):
         assert says in complaint(home, "eval.py", "run", "--set", change)
