@@ -79,7 +79,7 @@ def plan(table, labels=(), seeds=0, text=(FOLDER, "")):
 
 def plan_search(table):
     """-> [Job] of a random search, a panel each; "theorem" is the hard-coded models."""
-    jobs, theorem = [], ["theorem"] if "theorem" in table.entry else []
+    jobs, theorem = [], ["theorem"] if "theorem" in table.part else []
     for panel in [*table.part["panels"], *theorem]:
         path = table.runs / f"{slug(panel)}.json"
         words = ["python", "-m", "lab.search", table.name, "--panel", panel, "--scale",

@@ -6,11 +6,11 @@ strings go to the GPT of model_postnorm.py.
     python -m lab.search postnorm_fig2 --panel "trained on 5 to 16" --out panel.json
 
 An entry of a random search has metric (tvd, auc, accuracy or precision), schemes (where the norms
-sit, as in model_postnorm.SCHEMES; none is no norm), and where it needs them ema (True: the moving
-average of the weights, too) and theorem (the hard-coded models, too). A scale has trials, steps and
-panels: a panel is a task (data and its fields) with the batch size, the greatest length to measure,
-and `at`, the lengths [from, to] over which a trial's number is the mean. It may have schemes of its
-own. The ranges of the hyper-parameters are ours.
+sit, as in model_postnorm.SCHEMES; none is no norm), and perhaps ema (the moving average of the
+weights, too). A scale has trials, steps and panels: a panel is a task (data and its fields) with
+the batch size, the greatest length to measure, and `at`, the lengths [from, to] over which a
+trial's number is the mean. It may have theorem (the hard-coded models, too) and schemes of its own.
+The ranges of the hyper-parameters are ours.
 """
 import argparse
 import functools

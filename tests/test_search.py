@@ -122,8 +122,8 @@ def test_a_random_search_is_made_and_goes_on(name, panel, home, here, monkeypatc
     monkeypatch.setattr(search, "SEQUENCES", 16)
     monkeypatch.setattr(search, "theorem", functools.partial(search.theorem, 34, 10.0, 4))
     entry, found = postnorm.ENTRIES[name], []
-    for n in (4 if "theorem" in entry else 2, 4, 4):  # whose figure has all four
-        here(**{name: entry | dict(cpu=dict(trials=2, steps=2, panels={"a": panel}),
+    for n in (4 if "theorem" in entry["cpu"] else 2, 4, 4):  # whose figure has all four
+        here(**{name: entry | dict(cpu=entry["cpu"] | dict(trials=2, steps=2, panels={"a": panel}),
                                    schemes=entry["schemes"][:n])})
         out, _ = command(home, "reproduce.py", name, "--device", "cpu")
         found.append(json.loads((home / "results/runs" / f"{name}.cpu/a.json").read_text()))

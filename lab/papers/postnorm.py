@@ -38,8 +38,8 @@ ENTRIES = {
         title="Post-Norm, Theorem 4.2: precision of minimal transformers by length, without a "
               "norm, with one on the attention output, and controls: formula, hard-coded, trained",
         metric="precision", schemes=("none", "output", "post", "pre_final"),
-        theorem=True,
-        cpu=dict(trials=8, steps=20000, panels=set_panels([(64, 2)], 16, exact=True)),
+        cpu=dict(theorem=True, trials=8, steps=20000,
+                 panels=set_panels([(64, 2)], 16, exact=True)),
         paper=dict(core_hours=2, note="all sizes are ours; trained on samples, the small runs on "
                                       "the distribution itself",
                    trials=25, steps=100000, panels=set_panels([(64, 2)], 32))),
