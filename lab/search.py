@@ -9,8 +9,8 @@ An entry of a random search has metric (tvd, auc, accuracy or precision), scheme
 sit, as in model_postnorm.SCHEMES; none is no norm), and perhaps ema (the moving average of the
 weights, too). A scale has trials, steps and panels: a panel is a task (data and its fields) with
 the batch size, the greatest length to measure, and `at`, the lengths [from, to] over which a
-trial's number is the mean. It may have theorem (the hard-coded models, too) and schemes of its own.
-The ranges of the hyper-parameters are ours.
+trial's number is the mean. It may have theorem (the hard-coded models, too), schemes of its own,
+and compile (gradients by torch.compile). The ranges of the hyper-parameters are ours.
 """
 import argparse
 import functools
@@ -23,12 +23,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
 import model_postnorm
+import train
 from common import ROOT
 from common.device import environment, setup
 from common.exits import fail, in_one_line, nearest
@@ -99,7 +100,7 @@ def decays(model):
     return parameters_to_vector(parts).detach()
 
 
-def fit(models, trials, batch, steps, device="cpu", saved=None):
+def fit(models, trials, batch, steps, device="cpu", saved=None, compiled=False):
     """
     Trains K models of one shape at once, model i with the hyper-parameters trials[i], all on the
     same batches: batch(step) -> x, y. AdamW, linear warmup and decay, as torch has them.
@@ -118,13 +119,17 @@ def fit(models, trials, batch, steps, device="cpu", saved=None):
     if saved and saved.exists():
         done, theta, ema, m, v = torch.load(saved, map_location=device)
         print(f"from iter {done}", flush=True)
-    theta.requires_grad_()
-    for step in range(done + 1, steps + 1):
-        x, y = (torch.from_numpy(a).to(device) for a in batch(step))
+
+    def loss(theta, x, y):
         out = logits(theta, x)                                          # (K, ..., classes)
         p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
         losses = -(out.log_softmax(-1) * p).sum(-1).flatten(1).mean(1)
-        g, = torch.autograd.grad(losses.sum(), theta)
+        return losses.sum(), losses
+    gradient = grad(loss, has_aux=True)
+    if compiled:
+        gradient = train.compiled(gradient, device)
+    for step in range(done + 1, steps + 1):
+        g, losses = gradient(theta, *(torch.from_numpy(a).to(device) for a in batch(step)))
         with torch.no_grad():
             g = g * (h.grad_clip / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
             left = ((steps - step) / (steps - warmup).clamp(min=1)).clamp(max=1)
@@ -138,9 +143,8 @@ def fit(models, trials, batch, steps, device="cpu", saved=None):
         if step % max(1, steps // 50) == 0:
             print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f}", flush=True)
             if saved:
-                state = step, theta.detach(), ema, m, v
+                state = step, theta, ema, m, v
                 write_safely(saved, functools.partial(torch.save, state))
-    theta = theta.detach()
     bema = ema + (h.rho + steps)**-h.eta * (theta - start)
     return logits, dict(raw=theta, ema=ema, bema=bema)
 
@@ -234,7 +238,8 @@ def search(entry, part, panel, scheme, device="cpu", saved=None):
         splits["validation"] = [str(panel["at"][0])]
         splits["test"] = [T for T in task.splits[2:] if int(T) <= panel["longest"]]
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be stacked
-        logits, by_weights = fit(models, drawn, batch, part["steps"], device, saved)
+        logits, by_weights = fit(models, drawn, batch, part["steps"], device, saved,
+                                 part.get("compile", False))
         finite = by_weights["raw"].isfinite().all(1).tolist()
         trials = [dict(hyperparameters=t, finite=f) for t, f in zip(drawn, finite)]
         if not entry.get("ema"):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
+import train
 from lab import search, tables
 from lab.papers import postnorm
 from tests.helpers import close, command, rng
@@ -48,12 +49,17 @@ def trained_alone(model, trial, batch, steps):
     return start, now, ema, ema + (t["rho"] + steps)**-t["eta"] * (now - start)
 
 
-@pytest.mark.parametrize("panel, scheme, exact", [
-    (dict(data="set_complement", n=8, block_size=3), "pre", True),
-    (dict(data="max_retrieval"), "post", False),
-    (dict(data="dyck", block_size=8), "peri_init", False)])
-def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme, exact):
+@pytest.mark.parametrize("panel, scheme, exact, compiled", [
+    (dict(data="set_complement", n=8, block_size=3), "pre", True, False),
+    (dict(data="set_complement", n=8, block_size=3), "peri", False, True),
+    (dict(data="max_retrieval"), "post", False, True),
+    (dict(data="dyck", block_size=8), "peri_init", False, False)])
+def test_stacked_trials_equal_the_same_trials_one_by_one(
+        panel, scheme, exact, compiled, monkeypatch):
     """Other clips, decays and rates each; on samples, or on the target distribution itself."""
+    graphs = []
+    monkeypatch.setattr(train, "compiled", lambda function, device: torch.compile(
+        function, backend=lambda graph, inputs: graphs.append(graph) or graph, fullgraph=True))
     task, steps = search.make_task(panel), 8
     trials = [search.draw_trial(rng(i), 1e-2) for i in range(3)]
 
@@ -67,7 +73,8 @@ def test_stacked_trials_equal_the_same_trials_one_by_one(panel, scheme, exact):
         return x, task.target(torch.from_numpy(x)).numpy() if exact else y
     x = torch.from_numpy(task.batch("iid", 4, rng())[0])
     with sdpa_kernel(SDPBackend.MATH):
-        logits, averages = search.fit(list(models()), trials, batch, steps)
+        logits, averages = search.fit(list(models()), trials, batch, steps, compiled=compiled)
+        assert len(graphs) == compiled
         for i, (model, trial) in enumerate(zip(models(), trials)):
             start, *wanted = trained_alone(model, trial, batch, steps)
             assert (wanted[0] - start).abs().max() > 1e-3

@@ -52,7 +52,7 @@ ENTRIES = {
         paper=dict(core_hours=10, note="the paper's four schemes and steps; 25 trials of its 100; "
                                        "n, batch and length are ours",
                    trials=25, steps=1000000, schemes=("pre", "post", "peri", "peri_init"),
-                   panels=set_panels([(16, 2)], 32))),
+                   compile=True, panels=set_panels([(16, 2)], 32))),
     "postnorm_bema": dict(
         title="Post-Norm, section 4.5: does BEMA help where labels are noise? Set complement, the "
               "label one sample of the answer's distribution, total variation distance; no figure "
@@ -61,14 +61,14 @@ ENTRIES = {
         cpu=dict(trials=25, steps=100000, panels=set_panels([(16, 4)], 32)),
         paper=dict(core_hours=8, note="the paper's steps; 25 trials of its 100; n, batch and "
                                       "length are ours",
-                   trials=25, steps=1000000, panels=set_panels([(16, 4)], 32))),
+                   trials=25, steps=1000000, compile=True, panels=set_panels([(16, 4)], 32))),
     "postnorm_fig2": dict(
         title="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
         metric="accuracy", schemes=("none", "pre", "post", "peri"),
         cpu=dict(trials=8, steps=2000, panels=MAXIMUM),
         paper=dict(core_hours=6, note="the paper's steps and batch; 4 trials of its 100; width, "
                                       "number of classes, GELU and the lengths read are ours",
-                   trials=4, steps=100000, panels=MAXIMUM)),
+                   trials=4, steps=100000, compile=True, panels=MAXIMUM)),
     "postnorm_fig3": dict(
         title="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond "
               "the training length",
