@@ -151,15 +151,15 @@ def task_and_model(c, saved, device, rank, world):
     return task, model
 
 
-def compiled(model, device):
-    """The model under torch.compile, or as it is where there is no Triton, or no C++ compiler."""
+def compiled(function, device):
+    """A function under torch.compile, or as it is where there is no Triton, or no C++ compiler."""
     try:
         torch.compile(lambda x: x.sin())(torch.ones(2, device=device))
-        return torch.compile(model)
+        return torch.compile(function)
     except Exception as e:  # torch and its compilers have many
         why = f"{type(e).__name__}: {next(filter(None, str(e).splitlines()), '')}"
         say(f"torch.compile does not work here, so training goes on without it ({why[:200]})")
-        return model
+        return function
 
 
 def show_settings(c, task, model, where):

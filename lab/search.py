@@ -117,29 +117,31 @@ def fit(models, trials, batch, steps, device="cpu", saved=None, compiled=False):
     done, theta, ema = 0, start.clone(), start.clone()
     m, v = torch.zeros_like(theta), torch.zeros_like(theta)
     if saved and saved.exists():
-        done, theta, ema, m, v = torch.load(saved, map_location=device)
+        try:
+            done, theta, ema, m, v = torch.load(saved, map_location=device)
+        except Exception:  # torch has many for a foreign file
+            fail(f"{saved} cannot be read (cut off?): remove it, and this scheme begins anew")
         print(f"from iter {done}", flush=True)
 
     def loss(theta, x, y):
         out = logits(theta, x)                                          # (K, ..., classes)
         p = y if y.is_floating_point() else F.one_hot(y, out.size(-1))  # of y, or a sample of it
         losses = -(out.log_softmax(-1) * p).sum(-1).flatten(1).mean(1)
-        return losses.sum(), losses
+        return losses.sum(), losses  # a model's weights are in its own loss alone
     gradient = grad(loss, has_aux=True)
     if compiled:
         gradient = train.compiled(gradient, device)
     for step in range(done + 1, steps + 1):
         g, losses = gradient(theta, *(torch.from_numpy(a).to(device) for a in batch(step)))
-        with torch.no_grad():
-            g = g * (h.grad_clip / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
-            left = ((steps - step) / (steps - warmup).clamp(min=1)).clamp(max=1)
-            decay = h.final + (1 - h.final) * left
-            lr = h.learning_rate * torch.minimum(step / warmup, decay)
-            m.lerp_(g, 1 - h.beta1)
-            v.lerp_(g * g, 1 - h.beta2)
-            update = m / (1 - h.beta1**step) / ((v / (1 - h.beta2**step)).sqrt() + 1e-8)
-            theta -= lr * (update + h.weight_decay * matrix * theta)
-            ema.lerp_(theta, (h.rho + step)**-h.kappa)
+        g = g * (h.grad_clip / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+        left = ((steps - step) / (steps - warmup).clamp(min=1)).clamp(max=1)
+        decay = h.final + (1 - h.final) * left
+        lr = h.learning_rate * torch.minimum(step / warmup, decay)
+        m.lerp_(g, 1 - h.beta1)
+        v.lerp_(g * g, 1 - h.beta2)
+        update = m / (1 - h.beta1**step) / ((v / (1 - h.beta2**step)).sqrt() + 1e-8)
+        theta -= lr * (update + h.weight_decay * matrix * theta)
+        ema.lerp_(theta, (h.rho + step)**-h.kappa)
         if step % max(1, steps // 50) == 0:
             print(f"iter {step}/{steps} | median loss {losses.nanmedian().item():.4f}", flush=True)
             if saved:
@@ -295,23 +297,28 @@ def main(argv=None):
     args = parser.parse_args(argv)
     table = find(args.entry, args.scale)
     entry, part = table.entry, table.part
+    if "panels" not in part:
+        fail(f"{args.entry} is no random search")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.panel == "theorem":
         return args.out.exists() or write_json(args.out, theorem())
     if args.panel not in part["panels"]:
         fail(f"{args.entry} has no panel {args.panel!r}: {nearest(args.panel, part['panels'])}")
     panel = part["panels"][args.panel]
+    settings = dict(trials=part["trials"], steps=part["steps"], sequences=SEQUENCES, **panel)
     result = read_json(args.out) if args.out.exists() else dict(
         command=f"python reproduce.py {args.entry} --scale {args.scale}", schemes={},
-        environment=environment(), steps=part["steps"], sequences=SEQUENCES, **panel,
-        name=args.panel)
+        environment=environment(), **settings, name=args.panel)
+    for name, value in settings.items():
+        if result.get(name, value) != value:
+            fail(f"{args.out} has {name} {result[name]}, not {value}: remove it to make it anew")
     device, *_ = setup(argparse.Namespace(device=args.device, dtype="float32", kernel="off"))
     for scheme in part.get("schemes", entry["schemes"]):
         if scheme not in result["schemes"]:
             print(f"{args.panel}: {scheme}", flush=True)
             # another name after an edit of the entry
-            settings = str((panel, part["trials"], part["steps"])).encode()
-            name = f"{slug(args.panel)}-{scheme}-{sha256(settings).hexdigest()[:8]}.pt"
+            code = sha256(str(settings).encode()).hexdigest()[:8]
+            name = f"{slug(args.panel)}-{scheme}-{code}.pt"
             saved = ROOT / table.trainings / name
             saved.parent.mkdir(parents=True, exist_ok=True)
             searched = search(entry, part, panel, scheme, str(device), saved)

@@ -104,6 +104,9 @@ def test_a_search_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert asked == [1, 2, 3, 4, 5, 6, 7, 8]
     for name, weights in searched(8).items():
         assert weights.equal(resumed[name])
+    (tmp_path / "state.pt").write_text("cut off")
+    with pytest.raises(SystemExit, match="remove it"):
+        searched(8, tmp_path / "state.pt")
 
 
 def test_measure_by_length():
@@ -140,6 +143,17 @@ def test_a_random_search_is_made_and_goes_on(name, panel, home, here, monkeypatc
     assert found[0]["schemes"].items() <= found[1]["schemes"].items()
     assert ("largest difference from the formula" in out) == (name == "postnorm_theorem")
     assert ("best, EMA" in out) == (name == "postnorm_bema")
+
+
+def test_a_search_of_other_settings_ends_in_a_line(home, here):
+    words = ["lab.search", "mine", "--panel", "a", "--device", "cpu", "--out", home / "a.json"]
+    part = dict(trials=2, steps=2, panels={"a": SET})
+    for change, wrong in (({}, ""), (dict(steps=3), "steps 2, not 3"),
+                          (dict(trials=3), "trials 2, not 3"), ({}, "")):
+        here(mine=dict(metric="tvd", schemes=["pre"], cpu=part | change))
+        assert wrong in command(home, *words, code=bool(wrong))[1]
+    here(mine=dict(cpu=dict(rows={})))
+    assert "no random search" in command(home, *words, code=1)[1]
 
 
 def test_the_paired_sign_test():

@@ -49,8 +49,8 @@ ENTRIES = {
         metric="tvd", schemes=SCHEMES,
         cpu=dict(trials=25, steps=20000, panels=set_panels([(16, 1), (16, 2)], 32) | set_panels(
             [(16, 1), (16, 2), (64, 2), (64, 8)], 16, exact=True)),
-        paper=dict(core_hours=4, note="the paper's four schemes and steps; 25 trials of its 100; "
-                                      "n, batch and length are ours",
+        paper=dict(core_hours=4, note="the paper's four schemes and steps; trials (25), n, batch "
+                                      "and length are ours",
                    trials=25, steps=1000000, schemes=("pre", "post", "peri", "peri_init"),
                    compile=True, panels=set_panels([(16, 2)], 32))),
     "postnorm_bema": dict(
@@ -59,8 +59,8 @@ ENTRIES = {
               "of the paper has EMA beside it",
         metric="tvd", schemes=("pre", "pre_final", "peri"), ema=True,
         cpu=dict(trials=25, steps=100000, panels=set_panels([(16, 4)], 32)),
-        paper=dict(core_hours=4, note="the paper's steps; 25 trials of its 100; n, batch and "
-                                      "length are ours",
+        paper=dict(core_hours=4, note="the paper's steps; trials (25), n, batch and length are "
+                                      "ours",
                    trials=25, steps=1000000, compile=True, panels=set_panels([(16, 4)], 32))),
     "postnorm_fig2": dict(
         title="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
