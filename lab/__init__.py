@@ -52,8 +52,8 @@ and where it needs them
 
 A scale has train and eval (flags of train.py and eval.py for all rows) and rows, {row: Row}; a
 matrix has tasks, {task: train and eval}; a random search panels (search.py). It may have a note
-(what differs from the paper), published_at (the window lengths of the paper's numbers), and
-core_hours where no GPU is needed. In its flags FOLDER is the text that reproduce.py --data names.
+(what differs from the paper) and published_at (the window lengths of the paper's numbers). In its
+flags FOLDER is the text that reproduce.py --data names.
 """
 import functools
 import importlib

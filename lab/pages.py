@@ -105,10 +105,8 @@ def not_run():
             schemes = set(table.part.get("schemes", entry.get("schemes", ())))
             begun = any(schemes - run["schemes"].keys() for run in runs if "schemes" in run)
             if begun or not runs:
-                hours = table.part.get("core_hours")
-                needs = f"{hours} hours of a CPU core" if hours else "a GPU"
-                rows.append([entry["title"].partition(":")[0], needs, f"`{command_of(table)}`"])
-    return tables.markdown(["table", "needs", "command"], rows)
+                rows.append([entry["title"].partition(":")[0], f"`{command_of(table)}`"])
+    return tables.markdown(["table", "command"], rows)
 
 
 if __name__ == "__main__":

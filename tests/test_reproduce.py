@@ -57,7 +57,7 @@ def test_a_table_is_made_continued_and_not_made_again(home, here):
     assert f"| cable | 2 | {np.mean(ys):.3f} ± {np.std(ys, ddof=1):.3f} |" in page
     assert "| rope, far | 1 | - |" in page and page.endswith("<!-- /table -->\n\nWords.\n")
     assert "<sub>`python reproduce.py texts`; [runs](runs/texts.cpu); " in page
-    assert "\n| A table | a GPU | `python reproduce.py texts --scale paper` |\n" in page
+    assert "\n| A table | `python reproduce.py texts --scale paper` |\n" in page
     assert f"torch {torch.__version__}" in page and is_png(home / "results" / "texts.cpu.png")
     # what is there is used; more seeds are made
     assert "4 runs, 4 of them there" in run()[0]

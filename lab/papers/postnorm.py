@@ -40,8 +40,8 @@ ENTRIES = {
         metric="precision", schemes=("none", "output", "post", "pre_final"),
         cpu=dict(theorem=True, trials=8, steps=20000,
                  panels=set_panels([(64, 2)], 16, exact=True)),
-        paper=dict(core_hours=2, note="all sizes are ours; trained on samples, the small runs on "
-                                      "the distribution itself",
+        paper=dict(note="all sizes are ours; trained on samples, the small runs on the "
+                        "distribution itself",
                    trials=25, steps=100000, panels=set_panels([(64, 2)], 32))),
     "postnorm_fig1": dict(
         title="Post-Norm, Figure 1: set complement by minimal transformers, total variation "
@@ -49,8 +49,8 @@ ENTRIES = {
         metric="tvd", schemes=SCHEMES,
         cpu=dict(trials=25, steps=20000, panels=set_panels([(16, 1), (16, 2)], 32) | set_panels(
             [(16, 1), (16, 2), (64, 2), (64, 8)], 16, exact=True)),
-        paper=dict(core_hours=4, note="the paper's four schemes and steps; trials (25), n, batch "
-                                      "and length are ours",
+        paper=dict(note="the paper's four schemes and steps; trials (25), n, batch and length are "
+                        "ours",
                    trials=25, steps=1000000, schemes=("pre", "post", "peri", "peri_init"),
                    compile=True, panels=set_panels([(16, 2)], 32))),
     "postnorm_bema": dict(
@@ -59,15 +59,14 @@ ENTRIES = {
               "of the paper has EMA beside it",
         metric="tvd", schemes=("pre", "pre_final", "peri"), ema=True,
         cpu=dict(trials=25, steps=100000, panels=set_panels([(16, 4)], 32)),
-        paper=dict(core_hours=4, note="the paper's steps; trials (25), n, batch and length are "
-                                      "ours",
+        paper=dict(note="the paper's steps; trials (25), n, batch and length are ours",
                    trials=25, steps=1000000, compile=True, panels=set_panels([(16, 4)], 32))),
     "postnorm_fig2": dict(
         title="Post-Norm, Figure 2: max retrieval, accuracy, dots at 1,024 items",
         metric="accuracy", schemes=("none", "pre", "post", "peri"),
         cpu=dict(trials=8, steps=2000, panels=MAXIMUM),
-        paper=dict(core_hours=5, note="the paper's steps and batch; 4 trials of its 100; width, "
-                                      "number of classes, GELU and the lengths read are ours",
+        paper=dict(note="the paper's steps and batch; 4 trials of its 100; width, number of "
+                        "classes, GELU and the lengths read are ours",
                    trials=4, steps=100000, compile=True, panels=MAXIMUM)),
     "postnorm_fig3": dict(
         title="Post-Norm, Figure 3: bounded Dyck languages, total variation distance, dots beyond "
